@@ -68,7 +68,6 @@ def write(path: str | Path, arrays: Mapping[str, np.ndarray[Any, Any]], notes: M
 
     Args:
         path: Ends in .safetensors or .npz.
-        arrays: The arrays by name.
         notes: Metadata of the file: texts by name.
 
     Example:

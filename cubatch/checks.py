@@ -198,8 +198,6 @@ def check_number(field: str, value: float, *, least: float = 0.0, above: float |
     Return the value if it is a finite number in range; raise InvalidArgument otherwise.
 
     Args:
-        field: Its name in errors.
-        value: The number.
         least: Its lower bound, unless `above` is given.
         above: An excluded lower bound.
     """

@@ -55,7 +55,6 @@ def connect(
     Open a file, check it, and create its tables if it has none.
 
     Args:
-        path: The file.
         schema: CREATE statements of the tables.
         version: The number of the schema, stored as `user_version`.
         on_replaced: Without it, a file that is damaged or of an older version is an error. With it, such a file is

@@ -244,7 +244,6 @@ def visible(text: str, keep: str = "\n\t") -> str:
     Return a text with characters that control a terminal replaced by escapes, as in `repr`.
 
     Args:
-        text: Any text.
         keep: Characters that stay.
 
     Example:

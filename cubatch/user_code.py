@@ -22,7 +22,6 @@ def part_of(module: ModuleType, path: str, field: str, what: str) -> Any:
     Return an attribute of a module; raise InvalidArgument if it does not exist.
 
     Args:
-        module: The module.
         path: The name of the attribute, which may have dots.
         field: The argument in which the user named it.
         what: The required kind: "a function".
@@ -66,7 +65,6 @@ def users(field: str, name: str, allowed: str) -> Iterator[None]:
 
     Args:
         field: The argument in which the user named the code.
-        name: Its name.
         allowed: What would have been accepted.
     """
     try:

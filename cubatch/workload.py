@@ -113,7 +113,6 @@ def accumulating(work: Workload, batch_size: int, target_batch_size: int | None)
 
     Args:
         work: The training of a network.
-        batch_size: Samples per batch.
         target_batch_size: Samples per optimizer step; None: one batch per step.
 
     Raises:

@@ -51,7 +51,6 @@ def launch_facts(launch: Launch, device: Device, *, compiled: bool = True, tiles
 
     Args:
         launch: The kernel and its grid.
-        device: The GPU.
         compiled: Whether to compile the kernel, which gives registers and occupancy. Without a compiler those recorded
             with the sources are used, if there are any.
         tiles: Tiles that its blocks share; `None` if each has one.

@@ -83,7 +83,6 @@ class Case:
 
         Args:
             operations: Holds it by name: `engine.functional` or the same operations on cubatch kernels.
-            arrays: Arrays by name.
             changes: Options that differ from those of the call.
         """
         given = {
@@ -287,9 +286,7 @@ def calls_of(
     Return the calls that the engine makes for the forward or backward pass of a layer; nothing is computed.
 
     Args:
-        layer: The layer, whose extents are known.
         kind: "forward" or "backward".
-        samples: Batch size.
         is_training: Whether a forward pass keeps what the backward pass reads.
         ending: Terms that the result ends with: "folded", "residual", "positive", "parts"; see
             `memory.schedule_records.Op`.
@@ -347,10 +344,6 @@ def _of_role(blanks: Blanks, layer: Layer, role: str, *, samples: int, made: str
     Return an array without memory for a role of an operation, such as "dy".
 
     Args:
-        blanks: Makes the array.
-        layer: The layer.
-        role: The role.
-        samples: Batch size.
         made: Role of the operation's result.
         channels: Channels that the input is stored with.
         written: Whether the operation writes it.

@@ -63,9 +63,6 @@ def of_layer(
     Args:
         layer: The layer, whose extents are known. The input gradient of a layer without a filter gradient includes all
             gradients.
-        pass_: The pass.
-        batch_size: Samples.
-        dtype: Storage of the elements.
         with_bias: Whether the bias of the layer takes part.
         mode: Mode of a forward pass: "training" or "inference". By default batch norm and max pooling are those of
             training, attention and layer norm those of inference.
@@ -184,10 +181,8 @@ def gemm(m: int, n: int, k: int, *, layout: str = "nt", dtype: str = "float32") 
     Return the case of a matrix product (m, k) x (k, n), as a pass of a linear layer.
 
     Args:
-        m, n, k: Extents.
         layout: "nt" is (m, k) times the transpose of (n, k), the output of a layer. "nn" is (m, k) times (k, n), the
             gradient of its input. "tn" is the transpose of (k, m) times (k, n), the gradient of its filter.
-        dtype: Storage of the elements.
 
     Example:
         >>> gemm(64, 32, 16, layout="tn").name, gemm(64, 32, 16).flops
@@ -214,10 +209,7 @@ def of_step(
     Return the distinct operations of one step on cubatch kernels, in the order of their first launch.
 
     Args:
-        spec: A network or layer.
         mode: "training" or "inference".
-        batch_size: Samples.
-        dtype: Storage of the elements.
         optimizer: "sgd", "momentum" or "adam", for training.
 
     Returns:
@@ -290,7 +282,6 @@ def optimizer_step(name: str, parameters: int, dtype: str = "float32") -> Case:
 
     Args:
         name: "sgd", "momentum" or "adam".
-        parameters: Number of parameters.
         dtype: Storage of the parameters and the gradient; the state is float32.
 
     Example:
@@ -354,7 +345,6 @@ def fold(channels: Sequence[int], has_bias: Sequence[bool], dtype: str = "float3
     Return the case of folding batch norms into the products before them, which begins a step of inference.
 
     Args:
-        channels: Channels of each norm.
         has_bias: Whether the product before each norm has a bias.
         dtype: Storage of the parameters; statistics, scales and shifts are float32.
 

@@ -22,7 +22,6 @@ def rates(results: Sequence[Result], path: str | Path, *, title: str) -> None:
     Args:
         results: Those with times are drawn.
         path: Path of the figure: .png, .svg or .pdf.
-        title: Title above it.
     """
     style.check(path)
     drawn = [result for result in results if result.best is not None and result.best.roofline_fraction is not None]

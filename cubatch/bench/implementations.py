@@ -133,8 +133,6 @@ def ways(case: Case, device: Device, variants: Which = "chosen", without: Collec
     Return the implementations of a case on cubatch kernels.
 
     Args:
-        case: The call.
-        device: The GPU.
         variants: "chosen": the variant ranked first; "ranked": every variant, only those on tensor cores if there are
             any; "all": every variant and kernels/naive.
         without: Families that are left out.

@@ -34,8 +34,6 @@ def plan(
     Return how a case would run on a device, which need not be in this machine; nothing is timed.
 
     Args:
-        case: The call.
-        device: The GPU.
         variants, without: See `ways`.
         compiled: Whether to compile the kernels, which gives registers and occupancy.
 
@@ -151,8 +149,6 @@ def time_case(
     Check and time a case.
 
     Args:
-        case: The call.
-        target: Where it runs.
         contest: Times the entrants; one for all cases of a process, since it knows whether the clocks are warm.
         variants, without: Variants of cubatch: see `ways`.
         with_rivals: Whether the vendor's libraries take part.

@@ -65,7 +65,6 @@ def rivals(case: Case, module: types.ModuleType, *, others: Ways | None = None) 
     Return the implementations of a case by other libraries, first the one with the array layout of cubatch.
 
     Args:
-        case: The call.
         module: Array module: CuPy, or NumPy in tests.
         others: Functions that make the implementations of operations other than products and attention.
 
@@ -173,8 +172,6 @@ def ended(torch: Any, case: Case, y: Any, tensors: Tensors) -> Any:
     Return `y` after the epilogue of a case without its bias, as in PyTorch's eager mode: one kernel for each term.
 
     Args:
-        torch: PyTorch.
-        case: The call.
         y: Result with channels at axis 1; may be overwritten.
         tensors: Tensors of the case, laid out as `y`.
     """

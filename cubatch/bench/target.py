@@ -117,8 +117,6 @@ def filled(module: ModuleType, case: Case, seed: int) -> Iterator[Arrays]:
 
     Args:
         module: NumPy or CuPy.
-        case: The call.
-        seed: Seed of the data.
     """
     random = backend.random_generator(module.empty(0), seed)  # one for all: a GPU takes long to make one
     while True:

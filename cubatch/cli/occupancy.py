@@ -144,7 +144,6 @@ def _check_options(
     Raise BadParameter if options exclude each other, or one needs another that was not given.
 
     Args:
-        kernel: The argument KERNEL.
         raw: Options that replace KERNEL, by name.
         of_model: Options that need --model, by name.
         blocks, model, sweep, plot: The options of these names.

@@ -34,10 +34,7 @@ def relu_backward(dy: Any, y: Any, *, out: Any = None, workspace: Any = None) ->
     Return the gradient of ReLU's input: dy where ReLU's output is positive (or NaN, as in PyTorch), else zero.
 
     Args:
-        dy: Gradient of the output.
-        y: ReLU's output.
         out: Where dx goes; may be dy or y.
-        workspace: Scratch memory, a 1-D uint8 array; None allocates it.
     """
     xp = of(dy)
     dx = xp.empty_like(dy) if out is None else out
@@ -65,10 +62,8 @@ def activation(x: Any, *, kind: str, out: Any = None, workspace: Any = None) -> 
         gelu           x * (1 + erf(x / sqrt(2))) / 2
 
     Args:
-        x: Activations.
         kind: The function: the `type` of its layer.
         out: Where y goes; may be x.
-        workspace: Scratch memory, a 1-D uint8 array; None allocates it.
 
     Example:
         >>> activation(np.array([-4.0, 0.0, 2.0]), kind="hard_sigmoid").round(3)
@@ -89,12 +84,10 @@ def activation_backward(dy: Any, saved: Any, *, kind: str, out: Any = None, work
     Return the gradient of an activation function's input: dy times the slope.
 
     Args:
-        dy: Gradient of the output.
         saved: What the layer's `backward_reads` names: the output of "relu6", "sigmoid" and "hard_sigmoid", the
             input of "silu", "hard_swish" and "gelu".
         kind: The function: the `type` of its layer.
         out: Where dx goes; may be dy.
-        workspace: Scratch memory, a 1-D uint8 array; None allocates it.
 
     Example:
         >>> activation_backward(np.array([8.0, 8.0]), np.array([0.25, 1.0]), kind="sigmoid")

@@ -133,8 +133,6 @@ def view(base: Any, shape: tuple[int, ...], dtype: Any, *, offset: int = 0, stri
 
     Args:
         base: C-contiguous array.
-        shape: Shape of the view.
-        dtype: Type of its elements.
         offset: Bytes from the start of `base`.
         strides: Strides in bytes; None for C order.
 

@@ -41,8 +41,6 @@ def fill(plan: Plan, place: Place, x: Any, labels: Any, *, kind: np.dtype[Any], 
 
     Args:
         plan: The plan of the batch.
-        place: The shard.
-        x: The whole batch.
         labels: Labels of the whole batch, or None.
         kind: Storage type of activations.
     """
@@ -64,9 +62,7 @@ def fill_randomly(plan: Plan, places: Sequence[Place], block: Any, seed: int, xp
 
     Args:
         plan: The plan of the batch.
-        places: All shards.
         block: Random numbers from `random_block`.
-        seed: Seed of the labels.
     """
     random = np.random.default_rng(seed)
     # Each shard begins at another number of the block, so that no two hold the same samples.

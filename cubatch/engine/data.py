@@ -71,7 +71,6 @@ class Dataset:
         Yield images and labels of whole batches in a random order; a last incomplete batch is left out.
 
         Args:
-            batch_size: Samples of each batch.
             seed: Draws the order; several numbers draw an order for each combination.
             first: The number of the first batch.
             part: Range of the samples within each batch that are returned.

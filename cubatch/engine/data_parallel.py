@@ -71,8 +71,6 @@ def buckets(program: Schedule, itemsize: int, least_bytes: int) -> list[Bucket]:
     Cut the gradient into pieces, in the order in which the backward pass completes them.
 
     Args:
-        program: A training step.
-        itemsize: Bytes of an element.
         least_bytes: A piece is closed once it has this size.
 
     Returns:

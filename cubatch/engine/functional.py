@@ -4,6 +4,7 @@ Every operation of the engine: arrays in, arrays out.
 Activations are NHWC, filters KRSC. These rules hold for every function, and the docstrings do not repeat them:
 
 - Arrays are C-contiguous. `out` receives the result and is returned; None allocates it.
+- `x` is the forward pass's input, `dy` the gradient of its output. Pairs such as `stride` are (vertical, horizontal).
 - Arguments with names such as `dw` and `dgamma` receive the gradients of parameters and are overwritten.
 - `workspace` is a 1-D uint8 array of scratch memory. Its size sets the block that a function works on. None allocates
   it; `InvalidArgument` is raised if it is too small for one row of outputs.

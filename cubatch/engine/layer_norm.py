@@ -28,7 +28,6 @@ def layer_norm(
         statistics: Receives mean and 1 / sqrt(variance + eps) of each position for the backward pass, all means first.
             None keeps none.
         out: Where y goes; not x.
-        workspace: Scratch memory, a 1-D uint8 array; None allocates it.
     """
     xp, c = of(x), x.shape[-1]
     y = xp.empty_like(x) if out is None else out
@@ -72,7 +71,6 @@ def layer_norm_backward(
         gamma: Scale (c,).
         statistics: As the forward pass kept them.
         out: Where dx goes; may be dy.
-        workspace: Scratch memory, a 1-D uint8 array; None allocates it.
     """
     xp, c = of(dy), dy.shape[-1]
     dx = xp.empty_like(dy) if out is None else out

@@ -67,7 +67,6 @@ def bind(op: Op, place: Place, *, training: bool) -> Work:
     Return a function without arguments that runs an operation of the schedule on its arrays.
 
     Args:
-        op: The operation.
         place: The shard on which the operation works.
         training: Whether statistics of the batch are used, and stored for the backward pass.
     """

@@ -47,7 +47,6 @@ def update_loss_scale(
         state: float32 array of four words, see `initial_state`; overwritten.
         gradients: Flat arrays of any float type: the parts of the gradient.
         interval: Good steps before the scale is doubled.
-        workspace: Used by kernels only.
 
     Example:
         >>> state = initial_state()

@@ -37,11 +37,9 @@ def sgd(
     Args:
         parameters: Flat array w, overwritten.
         gradients: Parts of g, each as long as w; they are added.
-        lr: Learning rate.
         weight_decay: Coefficient of the penalty on squared weights.
         master: float32 copy of w that the step changes; None if w is float32 or wider.
         scaling: State of `loss_scale`; None if the loss is not scaled.
-        workspace: Scratch memory, a 1-D uint8 array; None allocates it.
 
     Example:
         >>> import numpy as np
@@ -69,7 +67,6 @@ def momentum(
         velocity: Flat array v, zero before the first step; overwritten.
         factor: Decay of the velocity.
         parameters, gradients, lr, weight_decay, master, scaling: As in `sgd`.
-        workspace: Scratch memory, a 1-D uint8 array; None allocates it.
     """
     xp = of(parameters)
     for piece, weights, total, _ in _pieces(
@@ -101,7 +98,6 @@ def adam(
         betas: b1 and b2.
         eps: Added to the denominator.
         parameters, gradients, lr, weight_decay, master, scaling: As in `sgd`.
-        workspace: Scratch memory, a 1-D uint8 array; None allocates it.
     """
     xp = of(parameters)
     if scaling is not None:

@@ -24,13 +24,10 @@ def dropout(
     Return x with each element zeroed with probability p, or else scaled by 1 / (1 - p), and the mask.
 
     Args:
-        x: Activations.
         p: Probability that an element is dropped, in [0, 1).
         seed: Whole number or a sequence of them. Seed and step fix the mask; a shard adds its rank.
-        step: Number of the step.
         out: Where y goes; may be x.
         mask: Receives the mask: bool, true where x is kept. None allocates it.
-        workspace: Scratch memory, a 1-D uint8 array; None allocates it.
 
     Returns:
         y and the mask.
@@ -94,7 +91,6 @@ def concat_backward(dy: Any, channels: Sequence[int], *, outs: Sequence[Any]) ->
 
     Args:
         dy: Gradient of the concatenation (..., sum of channels).
-        channels: Channels of each branch.
         outs: Receive each branch's gradient; None for a branch that needs none.
 
     Example:

@@ -40,7 +40,6 @@ def scale_backward(dy: Any, x: Any, s: Any, *, dx: Any = None, ds: Any = None, w
         s: Factors (n, 1, 1, c).
         dx: Gradient of x; may be dy. None leaves it out.
         ds: Gradient of s. None leaves it out.
-        workspace: Scratch memory, a 1-D uint8 array; None allocates it.
     """
     xp, (n, h, w, c) = of(dy), dy.shape
     need = Products(itemsize=dy.itemsize, rows=h * w, channels=c)
@@ -84,7 +83,6 @@ def layer_scale_backward(dy: Any, x: Any, gamma: Any, *, dgamma: Any, out: Any =
         x: The forward pass's input.
         gamma: Factors (c,).
         out: Gradient of x; may be dy. None leaves it out.
-        workspace: Scratch memory, a 1-D uint8 array; None allocates it.
     """
     xp, c, area = of(dy), dy.shape[-1], Area(dy, workspace)
     rows, errors, total = x.reshape(-1, c), dy.reshape(-1, c), area.sums[0]

@@ -106,7 +106,6 @@ class Team:
         Every member adds in order of rank, so all get the same bits.
 
         Args:
-            rank: The caller's rank.
             array: A small array, overwritten; of one shape for all members.
         """
         if self.size == 1:

@@ -51,7 +51,6 @@ def tokens_backward(
         dtoken: Gradient of the class token (c,).
         dposition: Gradient of the positions (t + 1, c).
         out: Gradient of the pixels: t c elements for each sample. None leaves it out.
-        workspace: Used by kernels only.
     """
     xp, n, (count, c) = of(dy), len(dy), dposition.shape
     rows = dy.reshape(n, count, c)

@@ -39,8 +39,6 @@ def heaviest_layer(spec: Spec, kernel: Kernel, name: str | None = None) -> tuple
     Return the layer of a network that a kernel computes, and its pass: the named layer, else the one with most FLOP.
 
     Args:
-        spec: A layer or network.
-        kernel: A tiled kernel.
         name: Name of the layer, or None.
 
     Raises:
@@ -157,11 +155,7 @@ def grid_of(layer: Layer, pass_: Pass, kernel: Kernel, batch_size: int, *, devic
     Return the distribution of a kernel's blocks over the SMs at a batch size.
 
     Args:
-        layer: The layer.
-        pass_: One of its passes.
         kernel: A tiled kernel of that pass.
-        batch_size: Samples.
-        device: The GPU.
         blocks_per_sm: Blocks that one SM holds; 0 if none fits.
 
     Raises:

@@ -40,9 +40,6 @@ def num_blocks(layer: Layer, pass_: Pass, batch_size: int, tile: tuple[int, int]
     each other and are several launches: the one with most FLOP represents them.
 
     Args:
-        layer: The layer.
-        pass_: One of its passes.
-        batch_size: Samples.
         tile: Rows and columns of a tile; see `on_sms.first_grid`.
         slices: Slices of the product's depth (split-K).
 
@@ -69,7 +66,6 @@ def winograd_blocks(
     Args:
         layer: A 3x3 convolution of stride 1.
         pass_: Its forward pass or the gradient of its input.
-        batch_size: Samples.
         tile: Rows and columns of the product that a block computes.
         outputs: Rows and columns of a tile of outputs: 4, or 2 for F(2x2, 3x3) with 16 products.
 

@@ -72,11 +72,7 @@ def pass_seconds(
     its transforms take clocks.  An unknown peak rate is no bound.
 
     Args:
-        layer: The layer, with its extents.
-        pass_: One of its passes.
-        batch_sizes: Samples.
         device: A GPU of known num_sms, compute_capability, clock_hz and peak_bytes_per_second.
-        dtype: Storage and arithmetic.
         compute, memory: Factors on the time of arithmetic and of bytes, from anchors of this GPU.
         more: Further elements per sample that the pass moves for fused layers.
         saves: Whether the pass belongs to a training step. Its forward pass stores attention's weights, and batch norm

@@ -25,8 +25,6 @@ def missing_facts(device: Device, dtype: str, library: str) -> tuple[str, ...]:
     Return the facts of a GPU that the time model needs and that are unknown.
 
     Args:
-        device: The GPU.
-        dtype: Type of the arithmetic.
         library: "vendor", or "cubatch", whose kernels are counted in clocks.
 
     Example:
@@ -50,7 +48,6 @@ def step_seconds(work: Workload, batch_sizes: Sequence[int]) -> list[float | Non
 
     Args:
         work: The workload; "im2col" counts as the vendor's products.
-        batch_sizes: Samples.
 
     Returns:
         Seconds; None if not even the roofline is known, as on a CPU. The roofline ignores recomputation.
@@ -98,7 +95,6 @@ def recomputed(step: StepPrediction, spec: Spec) -> StepPrediction:
 
     Args:
         step: A training step of `predict_step`, without repeated passes.
-        spec: Its layer or network.
     """
     ops = schedule_of(spec, "training", recompute=True, library="im2col").ops
     # Fused layers are calls of their own in the vendor's libraries and take no time in cubatch kernels.

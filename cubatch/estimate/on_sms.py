@@ -31,11 +31,7 @@ def first_grid(
     Return tile and blocks of a pass, by the cubatch kernel ranked first or by the vendor's usual tile.
 
     Args:
-        layer: The layer.
-        pass_: One of its passes.
         batch_size: Samples; for small ones smaller tiles are ranked first.
-        device: A GPU.
-        dtype: Storage of the elements.
         library: "cubatch" or "im2col", which stands for the vendor.
 
     Returns:

@@ -87,8 +87,6 @@ def predict_operators(
 
     Args:
         traced: Operators by traced batch size.  Their numbers are linear in the batch size between neighboring sizes.
-        batch_sizes: Samples.
-        device: The GPU.
         scales: Factors on the GPU's times.
     """
     known = sorted(traced)
@@ -212,8 +210,6 @@ def _part(
 
     Args:
         work: Operators, each with its numbers by batch size.
-        sizes: Batch sizes.
-        device: The GPU.
         scales: Factors on the GPU's times.
         notes: Notes on the accuracy are appended.
     """

@@ -31,11 +31,6 @@ def layer_seconds(
     on one device, since the large passes are the least affected.
 
     Args:
-        layer: The layer, with its extents.
-        pass_: One of its passes.
-        batch_size: Samples.
-        device: The device.
-        dtype: Storage and arithmetic.
         more: Further elements per sample that the pass moves for fused layers.
 
     Returns:
@@ -77,11 +72,7 @@ def roofline_seconds(
     loss and the optimizer, which take a small share of the time of a large batch.
 
     Args:
-        spec: A layer or network.
-        batch_size: Samples.
-        device: The device.
         mode: "inference" or "training".
-        dtype: Storage and arithmetic.
         library: Decides which layers are fused, see `scheduled_passes`.
 
     Returns:

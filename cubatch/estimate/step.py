@@ -63,11 +63,9 @@ def predict_step(
     float16.  Where nothing was published, intervals are wider, with a note.
 
     Args:
-        spec: A layer or network.
         batch_sizes: Samples, at least one size.
         device: A GPU of known SMs, compute capability, peak rate and bandwidth.
         mode: "inference" or "training".
-        dtype: Storage and arithmetic.
         library: "vendor" (cuDNN and cuBLAS), "torch" (the same, launched by PyTorch layer by layer) or "cubatch".
         scales: Factors on the GPU's times, from anchors.
 

@@ -268,7 +268,6 @@ def _marks(value: Any, known: Collection[int]) -> list[Any]:
     Numbers and strings are left out: libraries write settings on first use, and these hold no batch.
 
     Args:
-        value: The object.
         known: Identities of the module's parts and tensors, which are restored.
     """
     import torch

@@ -16,7 +16,6 @@ def result(operation: Any, arguments: Sequence[Any], options: Mapping[str, Any])
     Return a possible result of an operation whose result depends on data: tensors without data, or a number.
 
     Args:
-        operation: An operation of PyTorch.
         arguments, options: Its arguments, with tensors without data.
 
     Returns:

@@ -74,7 +74,6 @@ def copied(
     returned as it is if no tensor is replaced.
 
     Args:
-        value: The object.
         change: Returns the tensor that replaces one; places count from 0.
         device: Replaces the devices that the object has recorded; None keeps them.
         may_share: Whether an object that cannot be copied is returned as it is although tensors are replaced.

@@ -165,9 +165,7 @@ def measure(
 
     Args:
         loader: A torch.utils.data.DataLoader.
-        batch_size: Samples of a batch.
         seconds: Time limit, apart from start-up.
-        others: Further batch sizes.
         copy: Called with each batch, as to copy it to a GPU.
         shares_cpus: Whether steps use all CPUs of this process.
         now: A clock in seconds.

@@ -42,7 +42,6 @@ def records(
     Args:
         function: The operator that is called.
         arguments, options: Its arguments, with tensors without data.
-        result: Its result.
         phase: Phase of the step: "forward", "backward" or "optimizer".
         repeats: How often the call of the operator occurs in the step.
     """

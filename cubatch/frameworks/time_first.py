@@ -20,7 +20,6 @@ def watched(module: Any, batch_size: int) -> Iterator[list[str]]:
     block runs; only positional arguments are seen.
 
     Args:
-        module: The module to observe.
         batch_size: Samples of its inputs in the block.
     """
     import torch

@@ -255,7 +255,6 @@ class Inputs:
         Return the arguments for another batch size, in the form of the example.
 
         Args:
-            batch_size: Samples.
             make: make(tensor, shape) returns a tensor of that shape that replaces a tensor of the example.
 
         Returns:
@@ -270,7 +269,6 @@ class Inputs:
         Return the arguments of a step: made by the user's source, or else drawn like the example.
 
         Args:
-            batch_size: Samples.
             make: As for `batch`.
             move: Moves a tensor to the device.
         """
@@ -357,7 +355,6 @@ def _call(given: Any, module: Any, *, is_batch: bool) -> Call:
     Return a batch as arguments of a call: a mapping as keywords, a tuple as several arguments, all else as one.
 
     Args:
-        given: The batch.
         module: The module that is called; one item more than it takes is a target. None: there are no targets.
         is_batch: Whether a list holds arguments, as the batches of a data loader do.
     """

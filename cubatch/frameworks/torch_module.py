@@ -177,7 +177,6 @@ class TorchModule:
         Return the trace of a step of a batch size on fake tensors; it is cached, and the module is restored.
 
         Args:
-            batch_size: Samples.
             records: Whether to record its operators.
             on_gpu: Whether optimizers step as PyTorch's do on a GPU.
 

@@ -60,7 +60,6 @@ class StepKind:
 
         Args:
             module: The module, compiled or not.
-            parameters: The parameters to train.
             device: "cpu" or "cuda".
             arguments: A batch: positional and keyword arguments, and targets of the loss.
             scaler: Scales the loss, as `scaler` makes it; None to leave it as it is.

@@ -26,7 +26,6 @@ def resolve_library(library: str, device: Device, dtype: str = "float32") -> str
 
     Args:
         library: "auto", "cubatch" or "im2col".
-        device: Device of the run.
         dtype: A dtype that the device supports.
 
     Example:

@@ -45,7 +45,6 @@ def memory_limit(device: Device, requested: int | str | None = None, *, held: in
     - CPU: 0.8 x the smallest of available memory, what the cgroup leaves, and what `ulimit -v` and `-d` leave.
 
     Args:
-        device: Device of the run.
         requested: None, bytes, "8GiB", or "80%" of free and held memory.
         held: Bytes that this process already holds for the run; they count as free.
 

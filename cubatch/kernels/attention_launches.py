@@ -54,10 +54,7 @@ def launches(
     Return the kernel launches of a pass of attention between its projections, in their order.
 
     Args:
-        layer: The layer, with its extents.
         pass_: The pass; WGRAD has no such launches.
-        batch_size: Samples.
-        dtype: Storage of the elements.
         saves: Whether the forward pass saves the weights, as in training.
 
     Example:

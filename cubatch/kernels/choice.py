@@ -144,7 +144,6 @@ class TimedChoice:
         Return the variant that runs a problem fastest, and the number of slices that it splits gemm_k into.
 
         Args:
-            device: The GPU.
             prepare: Binds a variant to the arrays and returns its launch; None: choose without timing.
         """
         contenders = _contenders(ranking(problem, device))

@@ -84,10 +84,8 @@ def lanes_clocks(num_blocks: int, products: int, efficiency: float, device: Devi
     Return the clock cycles of the SM with the most blocks, for products on CUDA cores.
 
     Args:
-        num_blocks: Blocks of the launch.
         products: Multiply-adds of a block.
         efficiency: Share of multiply-adds in the issued instructions.
-        device: The GPU.
     """
     return _busiest_clocks(num_blocks, products / _like(device).float32_lanes / efficiency, device)
 
@@ -97,9 +95,7 @@ def tensor_clocks(num_blocks: int, products: int, device: Device) -> float:
     Return the clock cycles of the SM with the most blocks, for attention on tensor cores.
 
     Args:
-        num_blocks: Blocks of the launch.
         products: Multiply-adds of a block.
-        device: The GPU.
     """
     return _busiest_clocks(num_blocks, products / _like(device).mma_fma["float16"] / ATTENTION_MMA_EFFICIENCY, device)
 

@@ -208,7 +208,6 @@ def set_shared_memory(function: Any, kernel: Kernel, resources: Resources, compu
 
     Args:
         function: CuPy's function of the kernel.
-        resources: Resources of its entry.
         compute_capability: (major, minor) of the GPU.
 
     Returns:

@@ -25,7 +25,6 @@ def problem_of(layer: Layer, pass_: Pass, batch_size: int, dtype: str) -> Proble
     projection to queries, keys and values, its largest tiled product.
 
     Args:
-        batch_size: Samples.
         dtype: Storage of the elements, or "tf32".
 
     Example:
@@ -95,8 +94,6 @@ def conv2d_problem(pass_: Pass, shape: ConvShape, samples: int, dtype: str, vect
     Return a pass of a convolution as a matrix product or convolution of the tiled kernels.
 
     Args:
-        samples: Samples of one call.
-        dtype: Storage of the elements.
         vector: Widest load that extents and addresses allow, in elements.
     """
     v, h, groups = shape.vertical, shape.horizontal, shape.groups

@@ -111,7 +111,6 @@ def can_store(problem: Problem, tile: Tile, slices: int, *, has_terms: bool) -> 
     Return whether Hopper's copy engine can store a product's output: rows are contiguous and gemm_k is not split.
 
     Args:
-        tile: Tile of the variant.
         slices: Slices of gemm_k.
         has_terms: Whether a residual is added or a mask applied.  These and swapped tiles need 16-bit elements.
     """

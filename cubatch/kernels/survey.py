@@ -56,7 +56,6 @@ def survey(
     Launch bounds that differ from the threads of configs.toml are a problem too.
 
     Args:
-        chosen: The variants.
         archs: "sm_70", ...
         may_spill: By name of a variant, the reason why its spilled registers are not a problem.
         root, folder: As for `compile_kernel`.

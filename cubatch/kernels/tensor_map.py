@@ -179,7 +179,6 @@ def can_gather(operation: str, shape: ConvShape, samples: int) -> bool:
 
     Args:
         operation: "conv2d_fprop", "conv2d_dgrad" or "conv2d_wgrad".
-        samples: Samples of one call.
     """
     vertical, horizontal = shape.vertical, shape.horizontal
     most = max(vertical.size * horizontal.size, shape.pixels) * samples

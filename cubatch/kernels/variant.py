@@ -137,7 +137,6 @@ def variants(operation: str, dtype: str, arch: int) -> tuple[Kernel, ...]:
 
     Args:
         operation: "conv2d_fprop", "gemm_nt", ...
-        dtype: Storage of the elements.
         arch: Compute capability times ten.
     """
     if dtype not in DTYPES:
@@ -151,7 +150,6 @@ def find(operation: str, dtype: str, *, arch: int | None = None, **axes: object)
 
     Args:
         operation: "batch_norm_apply", ...
-        dtype: Storage of the elements.
         arch: Compute capability times ten, to choose between architectures; None: any.
         axes: Values of its further macros, or `vector`, `family`, `tile` by `Kernel.tile_name`.
     """

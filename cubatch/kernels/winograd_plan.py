@@ -166,7 +166,6 @@ def product(problem: Problem, kernel: Kernel, tiles: int | None = None) -> Probl
     Return the products of a variant of Winograd's algorithm as one problem with groups; else the problem itself.
 
     Args:
-        kernel: The variant.
         tiles: Tiles of one part; None for the whole batch.
     """
     how = cut(problem, kernel)
@@ -183,8 +182,6 @@ def clocks(problem: Problem, kernel: Kernel, device: Device, product_clocks: Cal
     Products are limited by arithmetic or memory, transforms by memory.
 
     Args:
-        problem: The problem.
-        kernel: The variant.
         device: The GPU; its bandwidth is used if known.
         product_clocks: Returns the clocks of a launch of products side by side.
     """

@@ -134,7 +134,6 @@ def guess_prepare(batch_size: int, known: Mapping[int, float]) -> float:
     guess is returned, since compiling and first use of memory made some sizes slower.
 
     Args:
-        batch_size: The size.
         known: Seconds that preparing took, by batch size.
 
     Example:

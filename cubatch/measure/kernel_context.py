@@ -52,7 +52,6 @@ def kept_choice(device: Device, path: Path | None, *, overlaps: bool = False) ->
     least predicted time. It times nothing, so this machine need not have the GPU.
 
     Args:
-        device: The GPU.
         path: File of the fastest variants of earlier runs; None: there are none.
         overlaps: As for `kernel_context`.  Timings with the other value are used where there are none with this value:
             only the driver knows whether launches did overlap.

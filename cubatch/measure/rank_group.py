@@ -88,7 +88,6 @@ class RankGroup:
 
         Args:
             method: A method of `cubatch.rank`.
-            arguments: Its arguments.
             each: Arguments of each rank, which replace `arguments`; None: all ranks get `arguments`.
             ranks: The ranks; None: all.
             progress: Called with values that ranks send before they return.

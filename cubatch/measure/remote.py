@@ -171,7 +171,6 @@ class RemoteRunner:
         Call a method of the worker's runner, or read an attribute; start a worker if there is none.
 
         Args:
-            method: Its name.
             within: Most seconds; None: those allowed for a start of the worker.
             arguments: Keyword arguments of the method.
         """

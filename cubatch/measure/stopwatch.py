@@ -149,7 +149,6 @@ class Stopwatch:
         The last warm-up step is the first timing, also if the budget holds no other: it may be the only one of the run.
 
         Args:
-            batch_size: The size.
             first_round: Round number of the first timing; the next ones follow.
             likely: Expected seconds of a step, to detect a hang; None if unknown.
             keep: Called with each timing.
@@ -209,7 +208,6 @@ class Stopwatch:
         error, but steps take many times longer.
 
         Args:
-            batch_size: The size.
             times: How many times longer the step took than expected.
             held: Bytes of device memory that the process held during the step; None if unknown.
 

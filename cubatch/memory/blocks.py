@@ -53,7 +53,6 @@ def workspace_bytes(needs: Sequence[Need], samples: int, target: int) -> int:
 
     Args:
         needs: Scratch memory of the parts of the operation, which run one after the other.
-        samples: Samples of one call.
         target: Bytes above which larger blocks do not help.
 
     Example:
@@ -102,7 +101,6 @@ class Need:
         Cut samples into even blocks: of whole samples, or of rows of one sample if a whole one does not fit.
 
         Args:
-            samples: Number of samples.
             num_bytes: Size of the workspace, at least `least`.
 
         Returns:

@@ -43,7 +43,6 @@ def device_bytes(work: Workload, batch_size: int, reserve_bytes: int) -> int:
     since before the network was built.
 
     Args:
-        batch_size: Samples per step.
         reserve_bytes: GPU memory of the process outside its arrays: `MemoryLimit.overhead_bytes`; 0 on a CPU.
     """
     whole = plan(work, batch_size)

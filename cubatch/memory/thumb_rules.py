@@ -94,7 +94,6 @@ def compare_rules(work: Workload, whole: Footprint, limit: int = 0, most: int = 
     Return the rules of thumb next to what the memory plan computes.
 
     Args:
-        work: The workload.
         whole: The footprint of the workload.
         limit: Memory limit in bytes.
         most: The largest batch size whose plan fits the limit; 0 omits the rule about it.

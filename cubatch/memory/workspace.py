@@ -30,7 +30,6 @@ def kernel_workspace_bytes(op: Op, program: Schedule, samples: int, dtype: str, 
     Return the scratch memory of one operation on cubatch kernels, in bytes.
 
     Args:
-        samples: Samples of one call.
         dtype: Storage of the elements, or "tf32".
         device: The GPU, which decides variants and slices.
 
@@ -59,9 +58,7 @@ def im2col_workspace_bytes(op: Op, program: Schedule, samples: int, itemsize: in
     The rule is that of `blocks`.  The target is 2 MiB on a CPU (an L2 and a core's part of an L3), 256 MiB on a GPU.
 
     Args:
-        samples: Samples of one call.
         itemsize: Bytes of an element in arithmetic, at least 4.
-        device: The CPU or GPU.
     """
     target = CPU_TILE_BYTES if device.kind == "cpu" else GPU_TILE_BYTES
     if op.node is None:

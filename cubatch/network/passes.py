@@ -50,7 +50,6 @@ def product_extents(pass_: Pass, *, outputs: Any, inputs: Any, c: Any, k: Any, t
     A linear layer is a convolution of one tap with as many outputs as inputs.
 
     Args:
-        pass_: The pass.
         outputs: Output pixels of the batch, n p q.
         inputs: Input pixels of the batch, n h w.
         c: Input channels of a group.

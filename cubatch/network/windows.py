@@ -194,12 +194,10 @@ def conv_shape(
     Return a convolution's geometry from the shapes of one sample and of the filter.
 
     Args:
-        hwc: Shape of one sample.
         krsc: Shape of the filter: (k, r, s, c / groups).
         stride: Vertical and horizontal stride.
         pad: Zeros at the top, bottom, left and right.
         dilation: Vertical and horizontal dilation.
-        groups: Groups of channels.
 
     Example:
         >>> shape = conv_shape((28, 28, 1), (32, 3, 3, 1), (1, 1), (1, 1, 1, 1), (1, 1))

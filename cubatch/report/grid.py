@@ -93,7 +93,6 @@ class Grid:
         Return a grid with a row for each record.
 
         Args:
-            records: An object per row.
             columns: Headings, and functions from a record to its cell.
             parts: Other attributes of the grid, such as `title`.
 

@@ -36,7 +36,6 @@ def tuning_curve(result: BatchSizeResult, path: str | Path) -> None:
 
     Args:
         result: The tuning result or prediction.
-        path: A .png, .svg or .pdf file.
     """
     style.check(path)
     style.save(figure_of(Curve(result)), path)

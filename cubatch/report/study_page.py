@@ -45,7 +45,6 @@ def draw(payload: Mapping[str, Any], path: str | Path, number: int = 0) -> None:
 
     Args:
         payload: The study in the JSON form of schema 1.
-        path: A .png, .svg or .pdf file.
         number: Index in `figures`.
     """
     style.check(path)

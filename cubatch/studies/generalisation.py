@@ -65,7 +65,6 @@ def scale_rate(policy: str, batch_size: int, base_rate: float) -> float:
 
     Args:
         policy: FIXED: the same for all; SCALED: proportional to the batch, the linear scaling rule of Goyal et al.
-        batch_size: Samples per step.
         base_rate: The learning rate of BASE samples.
 
     Example:

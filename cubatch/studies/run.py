@@ -42,8 +42,6 @@ def run(name: str, request: StudyRequest, *, command: str) -> dict[str, Any]:
     Measure what a study needs, and answer its question; cached timings in its folder are not measured again.
 
     Args:
-        name: One of STUDIES.
-        request: The user's options.
         command: The command that repeats it, for its page.
 
     Returns:
@@ -118,7 +116,6 @@ def write(payload: dict[str, Any], folder: Path) -> list[Path]:
 
     Args:
         payload: The study in JSON form.
-        folder: Where they go.
 
     Returns:
         The written files, the page first.

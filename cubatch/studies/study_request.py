@@ -123,7 +123,6 @@ def training_facts(
     Return the conditions of a study that trains or profiles instead of tuning.
 
     Args:
-        request: The request.
         budget: Seconds.
         images: Images for training and testing; other files may lie in the same directory later.
 

@@ -57,9 +57,7 @@ def sweep(
     Measure batch sizes equally often, and compare pairs of them by throughput.
 
     Args:
-        request: The request.
         budget: Seconds of measuring.
-        sizes: Batch sizes.
         rounds: Trials of each size, at most: of the full and of the quick study.
         pairs: Sizes to compare: the size, its reference, and the rule by which they are compared.
     """

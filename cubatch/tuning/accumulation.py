@@ -44,7 +44,6 @@ def cut(result: TuningResult, target: int, *, fitting: Collection[int] | None = 
 
     Args:
         result: The result of tuning a training step.
-        target: The effective batch size.
         fitting: Sizes that fit together with the accumulated gradients; None: all sizes up to the largest timed one.
 
     Raises:

@@ -87,7 +87,6 @@ def decide(
     Args:
         fates: Outcomes of all candidates, ascending by size.
         chosen, fastest, ties: The recommended size, the one with the best median, and those that equal the fastest.
-        goal: The objective.
         largest_batch_size: The largest that fits by the memory plan; None without a plan.
         max_batch_size: The largest that is allowed; None for no such limit.
         is_listed: Whether the user gave the list of batch sizes.

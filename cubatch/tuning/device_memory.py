@@ -81,7 +81,6 @@ def memory_on(
         spec, batches: As for `footprint`.
         devices: Names of the catalogue, or Devices; None is the device of this machine.
         modes: "inference", "training" or both, in this order.
-        batch_size: Samples per step.
         memory_limit: As for `autotune`: the memory of the device counts if it is less.
         prices: Price of an hour by the name of a device.
         options: The other arguments of `footprint`.

@@ -189,7 +189,6 @@ def details(
     Return sentences on why no other size is recommended, and on the conditions of the timings.
 
     Args:
-        result: The result.
         decision: What ended the sizes above the recommended one.
         posterior: What the timings say about each size and about differences of sizes.
         outcomes: The outcome of each size.
@@ -568,7 +567,6 @@ def forecast_notes(
     Return sentences on the limits of a forecast: of the time model, of an unknown GPU and of memory.
 
     Args:
-        device: The GPU.
         model: Notes of the time model.
         memory: Sentences about the memory limit.
         known: The anchors. Those of cubatch kernels are listed in the note on the times of these kernels.

@@ -66,7 +66,6 @@ def plan(
     Return the ways to form batches, each at its best batch size, the fastest first.
 
     Args:
-        axis: Name of the axis.
         lengths: The length of each sample, ascending.
         rate_at: Returns samples per second at an extent and a batch size.
         measured: The measured batch sizes of each extent, ascending.

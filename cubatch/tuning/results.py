@@ -403,7 +403,6 @@ class TuningResult(BatchSizeResult):
         Return the result that `to_json` wrote; unknown keys are ignored.
 
         Args:
-            text: The JSON.
             source: Path of the file, for errors.
 
         Raises:

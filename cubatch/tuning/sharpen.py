@@ -157,7 +157,6 @@ def _unexplained(off: Array, covariance: Array, slopes: Array) -> float:
 
     Args:
         off: Logarithms of measured over predicted seconds, of one GPU, library and dtype.
-        covariance: Their expected covariance.
         slopes: Their derivatives by the logarithms of all scales, (measurements, scales).
     """
     own = slopes.reshape(len(off), -1, 2).sum(axis=1)  # both scales of that GPU and source

@@ -192,7 +192,6 @@ class NetworkStep:
 
         Args:
             taken: The memory plan's footprint at the batch size.
-            device: The device.
             limit: Bytes that a step may take.
             most: The largest batch size that fits; 0 if not even one sample does.
         """

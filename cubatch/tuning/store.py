@@ -318,8 +318,6 @@ def _is_final(
 
     Args:
         outcome: The outcome of a size.
-        run: The earlier run.
-        earlier: Its timings and outcomes.
         budget: Seconds of measuring that the run may take now.
         memory_bytes: Available memory of a step now; None if unknown.
     """

@@ -74,7 +74,6 @@ def over_threads(
 
     Args:
         tune_with: A public tuning function, with all other arguments filled in.
-        threads: Threads of an instance.
         budget: Seconds of measuring at most, for all numbers of threads together.
         options: Further arguments of the function.
 

@@ -61,8 +61,6 @@ def batch_norm_finish(
 
     Args:
         partials: Count, mean and sum of squared deviations: float32 (tiles, 3, c), flat.
-        tiles: Tiles of rows.
-        dtype: Type of the activations.
         origin: Value (c,) that the means in `partials` are relative to, of the activations' type; None for zero.
         mean, inv_std, running_mean, running_var, momentum, eps: As in `functional.batch_norm_train`.
         workspace: 1-D uint8 array of `workspace.misc.batch_norm_finish_workspace` bytes. None allocates one.

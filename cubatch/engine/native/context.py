@@ -59,7 +59,6 @@ class Context:
         Return the variant that runs a problem, and its slices.
 
         Args:
-            problem: What is computed.
             run: Launches a variant on the arrays, overwriting the result; None: choose without a trial launch.
         """
         prepare = None if run is None else functools.partial(backend.prepare, run)

@@ -55,7 +55,6 @@ def multiply_heads(
 
     Args:
         layout: "nt": b is transposed; "nn": neither; "tn": a is.
-        a, b: The factors.
         out: Receives the products.
         factor: Factor of each result, applied in float32 before it is stored.
     """

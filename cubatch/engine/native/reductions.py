@@ -46,7 +46,6 @@ def finish_gradients(context: Context, x: Any, tiles: ColumnTiles, partials: Any
 
     Args:
         x: Activations (..., c).
-        tiles: Tiles of its rows.
         partials: float32, flat: means to write (2, c), then the sums (tiles, 2, c).
         dgamma, dbeta: Receive the sums (c,).
 

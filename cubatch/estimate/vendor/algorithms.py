@@ -178,7 +178,6 @@ def algorithms(work: Work, num_sms: Array, *, transforms: bool = True) -> list[A
     split small forward convolutions, as published times show.
 
     Args:
-        work: The cases.
         num_sms: SMs of each case's GPU.
         transforms: Whether there are other algorithms than tiled products: in float32, but not on Tensor Cores.
     """
@@ -286,8 +285,6 @@ def seconds(work: Work, places: Places, constants: Mapping[str, float], candidat
     arithmetic, not compared with it, which fits published times better.
 
     Args:
-        work: The cases.
-        places: Their GPUs.
         constants: Constants of the model: see `benchmarks/fit_predictor.py`.
         candidates: `algorithms` of the work.
 

@@ -44,7 +44,6 @@ class GaussianProcess:
 
         Args:
             columns: `trees.features` of the cases.
-            places: Their GPUs.
         """
         at = (table(columns) / self.lengths).astype(np.float32)
         given = np.zeros(len(at))

@@ -96,8 +96,6 @@ def features(work: Work, places: Places, candidates: Sequence[Algorithm], times:
     Return the features of each case for the trees and the Gaussian process: ratios only.
 
     Args:
-        work: The cases.
-        places: Their GPUs.
         candidates: `algorithms` of the work.
         times: Seconds of each case by each of these algorithms.
 

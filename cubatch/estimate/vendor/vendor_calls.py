@@ -104,7 +104,6 @@ def table(calls: Sequence[Call], multiple: int) -> tuple[dict[str, Array], np.nd
     Return the products of calls as one table.
 
     Args:
-        calls: Calls with products.
         multiple: Multiple to which Tensor Cores pad channels.
 
     Returns:

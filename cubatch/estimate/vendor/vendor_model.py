@@ -59,9 +59,6 @@ def vendor_parts(
 
     Args:
         calls: The calls, with extents by batch size.
-        sizes: Batch sizes.
-        device: The GPU.
-        dtype: Storage and arithmetic.
         scales: Factors on the GPU's times.
         notes: Notes on the accuracy are appended.
     """

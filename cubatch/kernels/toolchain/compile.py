@@ -130,7 +130,6 @@ def read_resources(log: str, ptx: str) -> dict[str, Resources]:
     Spills of functions that are not inlined count for every entry, since the log does not name their callers.
 
     Args:
-        log: NVRTC's log.
         ptx: The program's PTX, which contains the launch bounds.
     """
     threads = {match[1]: int(match[2]) for match in _THREADS.finditer(ptx)}

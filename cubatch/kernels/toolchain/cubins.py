@@ -80,7 +80,6 @@ def save(
     Args:
         folder: The folder, created if missing.
         key: Key for `load`.
-        cubin: The machine code.
         nvrtc, resources, log: As in Cubin.
         code: Whether to write the code too.
     """

@@ -72,7 +72,6 @@ class Nvrtc:
         Compile one source, and return machine code, log and error.
 
         Args:
-            source: Text of the source.
             name: Name of the source in the log and in line information.
             options: As on the command line: "-arch=sm_70".
         """

@@ -74,7 +74,6 @@ def depthwise_strip_rows(rows: int, threads: int, device: Device) -> int:
     Return the rows of an image that a thread computes: as many as leave enough threads to fill the device.
 
     Args:
-        rows: Rows of an image.
         threads: Number of threads if each computed all rows of an image.
         device: The GPU. Strips are as many as fill its SMs, or more to share the work evenly if each has 8 rows.
     """
@@ -97,9 +96,7 @@ def depthwise_sums(shape: ConvShape, samples: int, vector: int, dtype: str, devi
     Return the grid of a depthwise filter gradient: blocks that the SMs hold, each with an even share of the strips.
 
     Args:
-        samples: Samples of one call.
         vector: Channels of a load of fprop and dgrad, an upper limit for a thread; 1 for the scalar kernel.
-        dtype: Storage of the elements.
     """
     resident = resident_blocks(sums_kernel(shape, vector, dtype), device.compute_capability)
     vector = min(vector, _SUMS_VECTORS[shape.taps])

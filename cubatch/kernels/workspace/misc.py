@@ -45,10 +45,8 @@ def summed_tiles(
     Return how an array is divided to sum its rows: among a few blocks per SM, with equal shares of the rows.
 
     Args:
-        rows: Rows to sum.
         channels: Elements of a row.
         vector: Elements of a load.
-        itemsize: Bytes of an element.
         blocks_per_sm: Blocks that an SM holds; at most 4, for which scratch memory is planned.
 
     Example:
@@ -74,7 +72,6 @@ def walked_tiles(
         rows: Rows of one sample, if blocks must not span samples.
         channels: Elements of a row.
         vector: Elements of a load.
-        itemsize: Bytes of an element.
         samples: Number of arrays of this shape.
 
     Example:

@@ -50,7 +50,6 @@ def linear_workspace(pass_: Pass, extents: tuple[int, int, int], dtype: str, dev
 
     Args:
         extents: Positions of the batch, input channels, output channels.
-        dtype: Storage of the elements.
         device: A GPU of known compute capability.
     """
     rows, c, k = extents

@@ -274,7 +274,6 @@ class Builder:
         Args:
             step: The step, which names the layer.
             layer: The layer, without name, inputs and extents.
-            reads: Its inputs.
             dims: Axes of its output, or a layout such as "nchw"; None are those of the first input.
             arrays: Its parameters and statistics, in the engine's layout.
             suffix: Suffix of its name, where it is not the step's only layer.

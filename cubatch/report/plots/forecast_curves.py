@@ -32,7 +32,6 @@ def curves(forecasts: Sequence[Forecast], path: str | Path) -> None:
 
     Args:
         forecasts: At least one prediction; they differ in the GPU only.
-        path: A .png, .svg or .pdf file.
     """
     style.check(path)
     shown, objective = [Curve(forecast) for forecast in forecasts], forecasts[0].objective

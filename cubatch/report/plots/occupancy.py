@@ -31,9 +31,6 @@ def staircase(swept: Sweep, path: str | Path, *, title: str, subject: str, warps
     Draw occupancy against threads, registers or shared memory into a file; mark its drops and the present launch.
 
     Args:
-        swept: The sweep.
-        path: A .png, .svg or .pdf file.
-        title: Title of the figure.
         subject: The launch, for the subtitle.
         warps: Warps that an SM can hold, for the axis on the right.
     """
@@ -69,9 +66,6 @@ def saw(swept: BatchSweep, path: str | Path, *, title: str, subject: str) -> Non
     Draw the share of used SM time against batch size into a file; mark its drops and the nearest better size.
 
     Args:
-        swept: The sweep.
-        path: A .png, .svg or .pdf file.
-        title: Title of the figure.
         subject: The launch, for the subtitle.
     """
     subtitle, steps = "\n".join(filter(None, (subject, batch_advice(swept)))), swept.steps
@@ -110,7 +104,6 @@ def _mark_drops(axes: Axes, drops: Sequence[tuple[int, float, float]]) -> None:
     Mark the drops of a curve, and label the largest with their value on the x axis.
 
     Args:
-        axes: The axes.
         drops: For each drop, the last value before it, and the shares before and after it.
     """
     if drops:

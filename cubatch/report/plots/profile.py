@@ -22,7 +22,6 @@ def draw(payload: Mapping[str, Any], path: str | Path) -> None:
 
     Args:
         payload: The profiles in JSON form, from `tables.profile.mapping`.
-        path: A .png, .svg or .pdf file.
     """
     profiles = payload["profiles"]
     if len(profiles) > 1:

@@ -58,8 +58,6 @@ def head(axes: Axes, title: str, subtitle: str, *, pad: float, size: float = 13,
     Write title and subtitle above the axes.
 
     Args:
-        axes: The axes.
-        title, subtitle: Lines of text.
         pad: Points between title and axes.
         size: Font size of the title.
         gap: Points between subtitle and axes.
@@ -116,7 +114,6 @@ def value_axis(axes: Axes, objective: str, top: float | None, *, log: bool) -> N
     Scale the y axis and format its ticks.
 
     Args:
-        axes: The axes.
         objective: The objective, whose values are shown.
         top: Upper end of an axis that begins at 0; None leaves it to Matplotlib.
         log: Whether it is logarithmic, with ticks at 1, 2 and 5 times powers of ten.

@@ -72,7 +72,6 @@ def by_device(rows: Sequence[DeviceMemory], *, title: str) -> Grid:
 
     Args:
         rows: The memory on each device.
-        title: Title of the table.
     """
     size = next(iter(rows[0].modes.values())).footprint.batch_size
     columns = {

@@ -19,7 +19,6 @@ def watched(gpus: Sequence[Mapping[str, Any]], *, title: str) -> Grid:
 
     Args:
         gpus: Records of `hardware.gpu_history.GpuRecord`, in JSON form.
-        title: Title of the table.
     """
     notes = [line for gpu in gpus for line in _lines(gpu)]
     return Grid.of(gpus, _COLUMNS, title=title, notes=[notes] if notes else [], dispensable=_DISPENSABLE)

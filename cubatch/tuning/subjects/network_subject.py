@@ -221,7 +221,6 @@ def memory_limit(devices: Sequence[Device] | None, device: Device, requested: in
 
     Args:
         devices: Those that share a step; None for `device` alone.
-        device: The first of them.
         requested: As for `hardware.memory_limit`.
     """
     if devices is None:
