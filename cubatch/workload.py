@@ -44,25 +44,18 @@ class Workload:
     @classmethod
     def of(
         cls,
-        spec: SpecLike,
-        device: Device | str | None,
+        spec: SpecLike,  # a layer, a network, a mapping, a model's name or a path to a spec file
+        device: Device | str | None,  # a device or its name; None is this machine's
         *,
-        mode: str,
+        mode: str,  # mode, dtype, optimizer, recompute: as the attributes
         dtype: str,
         optimizer: str = "sgd",
-        library: str = "auto",
+        library: str = "auto",  # "auto" is "cubatch" on a GPU and "im2col" on the CPU
         recompute: bool = False,
-        present: bool = False,
+        present: bool = False,  # whether the device must be in this machine
     ) -> Self:
         """
         Return the workload, after resolving and checking the arguments of a public function.
-
-        Args:
-            spec: A layer, a network, a mapping, a model's name or a path to a spec file.
-            device: A device or its name; None is this machine's.
-            mode, dtype, optimizer, recompute: As the attributes.
-            library: "auto" is "cubatch" on a GPU and "im2col" on the CPU.
-            present: Whether the device must be in this machine.
 
         Raises:
             InvalidArgument: If an argument is invalid. Its subclasses are for a spec, an unknown name and a dtype.

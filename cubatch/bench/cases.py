@@ -45,32 +45,26 @@ def _counted(case: Case, *, traffic: int | None = None, **facts: Any) -> Case:
 
 
 def of_layer(
+    # the layer, whose extents are known. The input gradient of a layer without a filter gradient includes all gradients
     layer: Layer,
     pass_: Pass,
     batch_size: int,
     dtype: str = "float32",
     *,
-    with_bias: bool = False,
+    with_bias: bool = False,  # whether the bias of the layer takes part
+    # mode of a forward pass: "training" or "inference". By default batch norm and max pooling are those of training,
+    # attention and layer norm those of inference
     mode: str = "",
+    # terms that the result ends with. "folded" is scale and shift of a batch norm, "residual" a sum. "positive" is the
+    # mask of a ReLU, and "parts" are other channels, which stay
     ending: Iterable[str] = (),
-    relu: bool = False,
+    relu: bool = False,  # whether the result is clamped at zero
+    # type of another activation that a batch norm computes. Of a gradient, that behind the norm
     activation: str | None = None,
-    channels: int = 0,
+    channels: int = 0,  # channels that the input is stored with; 0 for its own
 ) -> Case:
     """
     Return the case of one pass of a layer at a batch size.
-
-    Args:
-        layer: The layer, whose extents are known. The input gradient of a layer without a filter gradient includes all
-            gradients.
-        with_bias: Whether the bias of the layer takes part.
-        mode: Mode of a forward pass: "training" or "inference". By default batch norm and max pooling are those of
-            training, attention and layer norm those of inference.
-        ending: Terms that the result ends with. "folded" is scale and shift of a batch norm, "residual" a sum.
-            "positive" is the mask of a ReLU, and "parts" are other channels, which stay.
-        relu: Whether the result is clamped at zero.
-        activation: Type of another activation that a batch norm computes. Of a gradient, that behind the norm.
-        channels: Channels that the input is stored with; 0 for its own.
 
     Example:
         >>> from cubatch.network.layers import Conv2d

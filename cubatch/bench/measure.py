@@ -135,27 +135,18 @@ class _Checked:
 def time_case(
     case: Case,
     target: Target,
-    contest: Contest,
+    contest: Contest,  # times the entrants; one for all cases of a process, since it knows whether the clocks are warm
     *,
-    variants: Which = "chosen",
+    variants: Which = "chosen",  # variants, without: variants of cubatch: see `ways`
     without: Collection[str] = (),
-    with_rivals: bool = True,
-    others: Ways | None = None,
-    seconds: float = 1.0,
-    seed: int = 0,
-    copy_bytes_per_second: float | None = None,
+    with_rivals: bool = True,  # whether the vendor's libraries take part
+    others: Ways | None = None,  # as for `rivals`
+    seconds: float = 1.0,  # time limit, checks and preparation not counted
+    seed: int = 0,  # seed of data, sample and order
+    copy_bytes_per_second: float | None = None,  # measured bandwidth of a copy
 ) -> Result:
     """
     Check and time a case.
-
-    Args:
-        contest: Times the entrants; one for all cases of a process, since it knows whether the clocks are warm.
-        variants, without: Variants of cubatch: see `ways`.
-        with_rivals: Whether the vendor's libraries take part.
-        others: As for `rivals`.
-        seconds: Time limit, checks and preparation not counted.
-        seed: Seed of data, sample and order.
-        copy_bytes_per_second: Measured bandwidth of a copy.
 
     Returns:
         Result: An entry with wrong results is "wrong" and not timed; a rival with wrong results is missing.

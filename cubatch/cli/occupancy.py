@@ -132,22 +132,15 @@ def _of_layer(place: tuple[Layer, Pass] | None, model: str | None, requested: st
 
 def _check_options(
     kernel: str | None,
-    raw: Mapping[str, object],
-    of_model: Mapping[str, object],
+    raw: Mapping[str, object],  # options that replace KERNEL, by name
+    of_model: Mapping[str, object],  # options that need --model, by name
     *,
-    blocks: int | None,
+    blocks: int | None,  # blocks, model, sweep, plot: the options of these names
     model: str | None,
     sweep: str | None,
     plot: str | None,
 ) -> None:
-    """
-    Raise BadParameter if options exclude each other, or one needs another that was not given.
-
-    Args:
-        raw: Options that replace KERNEL, by name.
-        of_model: Options that need --model, by name.
-        blocks, model, sweep, plot: The options of these names.
-    """
+    """Raise BadParameter if options exclude each other, or one needs another that was not given."""
     given = [name for name, value in raw.items() if value is not None]
     if kernel is not None and given:
         options = " and ".join(given)

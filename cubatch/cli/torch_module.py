@@ -59,22 +59,17 @@ class InputOptions:
 
 
 def bind(
+    # public function for modules, with the arguments `autocast`, `constant_inputs` and `accumulate`
     function: Callable[..., _Result],
-    model: str,
-    inputs: InputOptions,
+    model: str,  # "package.module:name" of a function that builds a module; files in the current folder are found too
+    inputs: InputOptions,  # options for the inputs of the module
     *,
-    dtype: str,
+    dtype: str,  # value of --dtype; 16 bits mean automatic mixed precision
+    # options that a PyTorch module does not take; None for an option that was not given
     others: Mapping[str, object | None],
 ) -> Callable[..., _Result]:
     """
     Return `function` with its module, inputs and precision filled in; the result takes its other arguments.
-
-    Args:
-        function: Public function for modules, with the arguments `autocast`, `constant_inputs` and `accumulate`.
-        model: "package.module:name" of a function that builds a module; files in the current folder are found too.
-        inputs: Options for the inputs of the module.
-        dtype: Value of --dtype; 16 bits mean automatic mixed precision.
-        others: Options that a PyTorch module does not take; None for an option that was not given.
 
     Raises:
         typer.BadParameter: If such an option is given, or not exactly one of the three kinds of inputs.

@@ -34,19 +34,14 @@ def initial_state() -> np.ndarray[Any, Any]:
 
 
 def update_loss_scale(
-    state: Any,
-    gradients: Sequence[Any],
+    state: Any,  # float32 array of four words, see `initial_state`; overwritten
+    gradients: Sequence[Any],  # flat arrays of any float type: the parts of the gradient
     *,
-    interval: int = INTERVAL,
+    interval: int = INTERVAL,  # good steps before the scale is doubled
     workspace: Any = None,  # noqa: ARG001 - hand-written kernels need it
 ) -> None:
     """
     Set the factor of this step's gradients and the scale of the next step: smaller if a gradient is not finite.
-
-    Args:
-        state: float32 array of four words, see `initial_state`; overwritten.
-        gradients: Flat arrays of any float type: the parts of the gradient.
-        interval: Good steps before the scale is doubled.
 
     Example:
         >>> state = initial_state()

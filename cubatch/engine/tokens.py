@@ -36,22 +36,14 @@ def tokens(x: Any, token: Any, position: Any, *, out: Any = None) -> Any:
 
 
 def tokens_backward(
-    dy: Any,
+    dy: Any,  # gradient of the output, (t + 1) c elements for each sample
     *,
-    dtoken: Any,
-    dposition: Any,
-    out: Any = None,
+    dtoken: Any,  # gradient of the class token (c,)
+    dposition: Any,  # gradient of the positions (t + 1, c)
+    out: Any = None,  # gradient of the pixels: t c elements for each sample. None leaves it out
     workspace: Any = None,  # noqa: ARG001
 ) -> None:
-    """
-    Compute the gradients of the pixels, the class token and the positions.
-
-    Args:
-        dy: Gradient of the output, (t + 1) c elements for each sample.
-        dtoken: Gradient of the class token (c,).
-        dposition: Gradient of the positions (t + 1, c).
-        out: Gradient of the pixels: t c elements for each sample. None leaves it out.
-    """
+    """Compute the gradients of the pixels, the class token and the positions."""
     xp, n, (count, c) = of(dy), len(dy), dposition.shape
     rows = dy.reshape(n, count, c)
     xp.sum(rows, axis=0, out=dposition)

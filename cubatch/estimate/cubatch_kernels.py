@@ -51,12 +51,14 @@ def pass_seconds(
     layer: Layer,
     pass_: Pass,
     batch_sizes: Sequence[int],
-    device: Device,
+    device: Device,  # a GPU of known num_sms, compute_capability, clock_hz and peak_bytes_per_second
     dtype: str,
     *,
-    compute: float = 1.0,
+    compute: float = 1.0,  # compute, memory: factors on the time of arithmetic and of bytes, from anchors of this GPU
     memory: float = 1.0,
-    more: int = 0,
+    more: int = 0,  # further elements per sample that the pass moves for fused layers
+    # whether the pass belongs to a training step. Its forward pass stores attention's weights, and batch norm uses the
+    # statistics of the batch
     saves: bool = False,
 ) -> tuple[Array, tuple[str, ...], Array]:
     """
@@ -70,13 +72,6 @@ def pass_seconds(
     On Hopper products take longer, as measured on an H200: arithmetic by family, bytes by 1 / 0.75.  A filter's
     gradient with a bias reads the outputs' gradient once more.  Winograd's algorithm has fewer FLOP than the layer, and
     its transforms take clocks.  An unknown peak rate is no bound.
-
-    Args:
-        device: A GPU of known num_sms, compute_capability, clock_hz and peak_bytes_per_second.
-        compute, memory: Factors on the time of arithmetic and of bytes, from anchors of this GPU.
-        more: Further elements per sample that the pass moves for fused layers.
-        saves: Whether the pass belongs to a training step. Its forward pass stores attention's weights, and batch norm
-            uses the statistics of the batch.
 
     Returns:
         Seconds, kernel name ("bytes" for a pass that only moves data), and blocks of its grid (0 for "bytes"), each by

@@ -57,23 +57,18 @@ def first_grid(
 
 
 def on_sms(
-    layer: Layer,
+    layer: Layer,  # layer, pass_, batch_size, device, dtype, library: as for `first_grid`; the device's SMs are known
     pass_: Pass,
     batch_size: int,
     *,
     device: Device,
     dtype: str,
     library: str,
-    budget: Recorded,
-    choose: Choose = first_ranked,
+    budget: Recorded,  # recorded registers and shared memory of kernels, from `resources.recorded_figures`
+    choose: Choose = first_ranked,  # chooses the kernel of a problem
 ) -> dict[str, Any]:
     """
     Return the distribution of a pass's blocks over the SMs of a GPU.
-
-    Args:
-        layer, pass_, batch_size, device, dtype, library: As for `first_grid`; the device's SMs are known.
-        budget: Recorded registers and shared memory of kernels, from `resources.recorded_figures`.
-        choose: Chooses the kernel of a problem.
 
     Returns:
         dict: `kernel` by name, or None; its `tile`, "128x128" without one; `blocks_per_sm` that are resident, 1 for the

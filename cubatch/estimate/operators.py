@@ -73,21 +73,18 @@ def dtypes_on(operators: Sequence[Operator], device: Device) -> set[str]:
 
 
 def predict_operators(
+    # operators by traced batch size. Their numbers are linear in the batch size between neighboring sizes
     traced: Mapping[int, Sequence[Operator]],
     batch_sizes: Sequence[int],
     device: Device,
     *,
-    scales: Scales | None = None,
+    scales: Scales | None = None,  # factors on the GPU's times
 ) -> TracedPrediction:
     """
     Predict the time of a traced step at each batch size.
 
     Convolutions and matrix products take the time that `predict_step` gives to layers with the same extents.  All
     others move bytes.  Kernels run while the host launches the next ones (`host_launches.launched`).
-
-    Args:
-        traced: Operators by traced batch size.  Their numbers are linear in the batch size between neighboring sizes.
-        scales: Factors on the GPU's times.
     """
     known = sorted(traced)
     if len({tuple(each.identity for each in traced[n]) for n in known}) > 1:

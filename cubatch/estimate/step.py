@@ -44,13 +44,14 @@ Work = tuple[Layer, Pass, bool, int]
 
 def predict_step(
     spec: Spec,
-    batch_sizes: Sequence[int],
-    device: Device,
+    batch_sizes: Sequence[int],  # samples, at least one size
+    device: Device,  # a GPU of known SMs, compute capability, peak rate and bandwidth
     *,
-    mode: str = "inference",
+    mode: str = "inference",  # "inference" or "training"
     dtype: str = "float32",
+    # "vendor" (cuDNN and cuBLAS), "torch" (the same, launched by PyTorch layer by layer) or "cubatch"
     library: str = "vendor",
-    scales: Scales | None = None,
+    scales: Scales | None = None,  # factors on the GPU's times, from anchors
 ) -> StepPrediction:
     """
     Return the predicted time of a step and its passes at each batch size.
@@ -61,13 +62,6 @@ def predict_step(
     The vendor's 3x3 convolutions of stride 1 in float32 use NeuSight's measurements of cuDNN 8.9.  Other convolutions,
     gradients and matrix products use DeepBench (cuDNN 5 to 7).  Of Tensor Cores only DeepBench's V100 was published, in
     float16.  Where nothing was published, intervals are wider, with a note.
-
-    Args:
-        batch_sizes: Samples, at least one size.
-        device: A GPU of known SMs, compute capability, peak rate and bandwidth.
-        mode: "inference" or "training".
-        library: "vendor" (cuDNN and cuBLAS), "torch" (the same, launched by PyTorch layer by layer) or "cubatch".
-        scales: Factors on the GPU's times, from anchors.
 
     Raises:
         InvalidArgument: If a batch size is not an integer of at least 1, a fact of the device is missing, or the

@@ -148,27 +148,20 @@ def measurable(loader: Any) -> Any:
 
 
 def measure(
-    loader: Any,
+    loader: Any,  # a torch.utils.data.DataLoader
     batch_size: int,
     *,
-    seconds: float,
+    seconds: float,  # time limit, apart from start-up
     others: Collection[int] = (),
-    copy: Callable[[Any], None] | None = None,
-    shares_cpus: bool = False,
-    now: Callable[[], float] = time.perf_counter,
+    copy: Callable[[Any], None] | None = None,  # called with each batch, as to copy it to a GPU
+    shares_cpus: bool = False,  # whether steps use all CPUs of this process
+    now: Callable[[], float] = time.perf_counter,  # a clock in seconds
 ) -> LoaderRate:
     """
     Return the measured rate of a data loader with its own workers, at a batch size and others.
 
     Start-up is excluded: the first batch of each worker does not count. Sizes of which one batch would take long are
     left out.
-
-    Args:
-        loader: A torch.utils.data.DataLoader.
-        seconds: Time limit, apart from start-up.
-        copy: Called with each batch, as to copy it to a GPU.
-        shares_cpus: Whether steps use all CPUs of this process.
-        now: A clock in seconds.
 
     Raises:
         InvalidArgument: If the loader is none, or delivers nothing.
@@ -194,27 +187,20 @@ def measure(
 
 
 def run_loops(
-    loader: Any,
-    batch_sizes: Sequence[int],
+    loader: Any,  # as for `measure`
+    batch_sizes: Sequence[int],  # samples of a batch of each loop, the most important first
+    # function that prepares a batch of a size and returns a function that runs a step on it
     step_of: Callable[[int], Callable[[], object]],
     *,
-    seconds: float,
-    accumulate: int = 1,
-    now: Callable[[], float] = time.perf_counter,
+    seconds: float,  # time limit of each of the three rounds
+    accumulate: int = 1,  # batches that are loaded after each step
+    now: Callable[[], float] = time.perf_counter,  # a clock in seconds
 ) -> dict[int, list[float]]:
     """
     Return the samples per second of loops on the CPU, in which a step and a data loader take turns, by batch size.
 
     The loops run one after the other, in the given order, back, and once more.  A steady change of the host's speed is
     then nearly the same for all of them.
-
-    Args:
-        loader: As for `measure`.
-        batch_sizes: Samples of a batch of each loop, the most important first.
-        step_of: Function that prepares a batch of a size and returns a function that runs a step on it.
-        seconds: Time limit of each of the three rounds.
-        accumulate: Batches that are loaded after each step.
-        now: A clock in seconds.
 
     Returns:
         dict[int, list[float]]: Up to three values of each size; none if the data set has no full batch of the size, or

@@ -49,21 +49,13 @@ class StepKind:
 
     def step(
         self,
-        module: Callable[..., Any],
+        module: Callable[..., Any],  # the module, compiled or not
         parameters: Iterable[Any],
-        device: str,
-        arguments: Call,
-        scaler: Any = None,
+        device: str,  # "cpu" or "cuda"
+        arguments: Call,  # a batch: positional and keyword arguments, and targets of the loss
+        scaler: Any = None,  # scales the loss, as `scaler` makes it; None to leave it as it is
     ) -> Callable[[], None]:
-        """
-        Return a function without arguments that runs one step on a batch.
-
-        Args:
-            module: The module, compiled or not.
-            device: "cpu" or "cuda".
-            arguments: A batch: positional and keyword arguments, and targets of the loss.
-            scaler: Scales the loss, as `scaler` makes it; None to leave it as it is.
-        """
+        """Return a function without arguments that runs one step on a batch."""
         import torch
 
         targets = arguments.targets

@@ -115,29 +115,20 @@ class NetworkRunner:
 
 def network_runner(
     *,
-    spec: Mapping[str, Any],
-    device: str,
+    spec: Mapping[str, Any],  # network or layer as a mapping
+    device: str,  # "cpu", or "cuda:1" by the numbers of this process
+    # mode, dtype, optimizer, library, recompute, seed: as for `autotune`; the library is "cubatch" or "im2col"
     mode: str,
     dtype: str,
     optimizer: str,
     library: str,
     recompute: bool,
     seed: int,
-    choice_seconds: float = 0.0,
-    winners: str | None = None,
-    exchange: Exchange | None = None,
+    choice_seconds: float = 0.0,  # most seconds of timing kernel variants
+    winners: str | None = None,  # file of the fastest kernel variants; None: they are kept for this process only
+    exchange: Exchange | None = None,  # exchange of the ranks of a data parallel run; None: a single process
 ) -> NetworkRunner:
-    """
-    Return the runner of a network; the arguments can be written as JSON, so that a worker can call this.
-
-    Args:
-        spec: Network or layer as a mapping.
-        device: "cpu", or "cuda:1" by the numbers of this process.
-        mode, dtype, optimizer, library, recompute, seed: As for `autotune`; the library is "cubatch" or "im2col".
-        choice_seconds: Most seconds of timing kernel variants.
-        winners: File of the fastest kernel variants; None: they are kept for this process only.
-        exchange: Exchange of the ranks of a data parallel run; None: a single process.
-    """
+    """Return the runner of a network; the arguments can be written as JSON, so that a worker can call this."""
     resolved = probe.resolve(device)
     meter, context, monitor = ResidentMeter(), None, clocks.monitor_of(resolved.uuid)
     meter.start()

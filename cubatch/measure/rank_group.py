@@ -77,20 +77,15 @@ class RankGroup:
 
     def do(
         self,
-        method: str,
+        method: str,  # a method of `cubatch.rank`
         *arguments: Any,
+        # arguments of each rank, which replace `arguments`; None: all ranks get `arguments`
         each: Sequence[tuple[Any, ...]] | None = None,
-        ranks: Sequence[int] | None = None,
-        progress: Callable[[Any], object] | None = None,
+        ranks: Sequence[int] | None = None,  # the ranks; None: all
+        progress: Callable[[Any], object] | None = None,  # called with values that ranks send before they return
     ) -> list[Any]:
         """
         Call a method on several ranks at the same time.
-
-        Args:
-            method: A method of `cubatch.rank`.
-            each: Arguments of each rank, which replace `arguments`; None: all ranks get `arguments`.
-            ranks: The ranks; None: all.
-            progress: Called with values that ranks send before they return.
 
         Returns:
             list[Any]: The result of each rank, in their order.

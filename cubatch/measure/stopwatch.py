@@ -137,23 +137,16 @@ class Stopwatch:
         self,
         batch_size: int,
         *,
-        first_round: int,
-        likely: float | None,
-        keep: Callable[[Timing], None],
-        expected: float | None = None,
-        at_least: int = 0,
+        first_round: int,  # round number of the first timing; the next ones follow
+        likely: float | None,  # expected seconds of a step, to detect a hang; None if unknown
+        keep: Callable[[Timing], None],  # called with each timing
+        expected: float | None = None,  # seconds of a step expected from smaller sizes; None without any
+        at_least: int = 0,  # least number of timings, if the budget holds them
     ) -> None:
         """
         Run a trial of a size.
 
         The last warm-up step is the first timing, also if the budget holds no other: it may be the only one of the run.
-
-        Args:
-            first_round: Round number of the first timing; the next ones follow.
-            likely: Expected seconds of a step, to detect a hang; None if unknown.
-            keep: Called with each timing.
-            expected: Seconds of a step expected from smaller sizes; None without any.
-            at_least: Least number of timings, if the budget holds them.
         """
         spent, now = self.spent.setdefault(batch_size, Spent()), self.runner.clock.now
         began = now()

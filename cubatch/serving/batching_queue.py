@@ -43,26 +43,16 @@ class Load:
 
 
 def simulate(
-    arrivals: Sequence[float],
+    arrivals: Sequence[float],  # time of each request in seconds, ascending
+    # seconds of a step of 1, 2, ... requests; the last is the largest batch. Several times of one size are used in turn
     step_seconds: Sequence[Sequence[float]],
     *,
-    instances: int = 1,
-    delay: float = 0.0,
-    overhead: float = 0.0,
-    closes_while_busy: bool = False,
+    instances: int = 1,  # instances that run steps independently of each other
+    delay: float = 0.0,  # seconds for which the oldest request waits for others at most, while an instance is idle
+    overhead: float = 0.0,  # seconds that are added to each latency
+    closes_while_busy: bool = False,  # whether batches are closed while all instances are busy too
 ) -> Load:
-    """
-    Return latency and utilization of a simulated server that batches requests in the order of arrival.
-
-    Args:
-        arrivals: Time of each request in seconds, ascending.
-        step_seconds: Seconds of a step of 1, 2, ... requests; the last is the largest batch. Several times of one size
-            are used in turn.
-        instances: Instances that run steps independently of each other.
-        delay: Seconds for which the oldest request waits for others at most, while an instance is idle.
-        overhead: Seconds that are added to each latency.
-        closes_while_busy: Whether batches are closed while all instances are busy too.
-    """
+    """Return latency and utilization of a simulated server that batches requests in the order of arrival."""
     count, most = len(arrivals), len(step_seconds)
     free_at = [0.0] * instances
     ends: list[float] = []

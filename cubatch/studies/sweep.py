@@ -47,20 +47,14 @@ class Sweep:
 
 def sweep(
     request: StudyRequest,
-    budget: float,
+    budget: float,  # seconds of measuring
     sizes: Iterable[int],
     *,
-    rounds: tuple[int, int],
+    rounds: tuple[int, int],  # trials of each size, at most: of the full and of the quick study
+    # sizes to compare: the size, its reference, and the rule by which they are compared
     pairs: Iterable[tuple[int, int, str]] = (),
 ) -> Sweep:
-    """
-    Measure batch sizes equally often, and compare pairs of them by throughput.
-
-    Args:
-        budget: Seconds of measuring.
-        rounds: Trials of each size, at most: of the full and of the quick study.
-        pairs: Sizes to compare: the size, its reference, and the rule by which they are compared.
-    """
+    """Measure batch sizes equally often, and compare pairs of them by throughput."""
     count = rounds[request.quick]
 
     def watch(event: Event) -> None:

@@ -41,39 +41,33 @@ _SPENT = ("visits", "prepare_seconds", "warmup_seconds", "query_seconds", "first
 
 
 def answer(
+    # ladder, measured, goal: the candidates, their timings and outcomes, and the objective
     ladder: Sequence[Candidate],
     measured: Measured,
     *,
     goal: Goal,
+    # fields of TuningResult that measuring does not decide; those left out are unknown. `created` is now, if missing
     setting: Mapping[str, Any],
-    largest_batch_size: int | None = None,
+    largest_batch_size: int | None = None,  # largest_batch_size, is_listed, multiple: as for `decision.decide`
+    # the largest size that the data set, `multiple_of` or `divides` allows; None if memory or `max_batch_size` is the
+    # limit
     largest_allowed: int | None = None,
     is_listed: bool = False,
+    # the size that the user has now; it is recommended if no other is better by more than tolerance and noise
     current: int | None = None,
     multiple: int = 1,
+    # computed figures of the subject; `occupancy` and `fill` of a size are means over its layers
     facts: SubjectFacts = _NO_FACTS,
+    # warnings follow the recommendation, other notes come last. One that withholds the recommendation replaces it, its
+    # limit and its reasons
     notes: Sequence[Note] = (),
-    partial: bool = False,
+    partial: bool = False,  # return a result without a recommendation instead of raising NothingMeasured: after Ctrl-C
 ) -> TuningResult:
     """
     Return the tuning result: measurements, recommendation, limiting factor and reasons.
 
     Only candidates with the status "ok" are recommended: see `search.recommend.recommend`. `tied_with` holds the sizes
     whose difference from the fastest may be zero, by its 90 % interval. For `decided_by` see `decision.decide`.
-
-    Args:
-        ladder, measured, goal: The candidates, their timings and outcomes, and the objective.
-        setting: Fields of TuningResult that measuring does not decide; those left out are unknown. `created` is now,
-            if missing.
-        largest_batch_size, is_listed, multiple: As for `decision.decide`.
-        largest_allowed: The largest size that the data set, `multiple_of` or `divides` allows; None if memory or
-            `max_batch_size` is the limit.
-        current: The size that the user has now; it is recommended if no other is better by more than tolerance and
-            noise.
-        facts: Computed figures of the subject; `occupancy` and `fill` of a size are means over its layers.
-        notes: Warnings follow the recommendation, other notes come last. One that withholds the recommendation replaces
-            it, its limit and its reasons.
-        partial: Return a result without a recommendation instead of raising NothingMeasured: after Ctrl-C.
 
     Raises:
         NothingMeasured: If no candidate is "ok"; the message lists how they ended.

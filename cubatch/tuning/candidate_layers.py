@@ -23,24 +23,17 @@ from cubatch.tuning.ladder import candidates
 
 
 def explain(
-    spec: SpecLike,
-    sizes: Sequence[Candidate] | None = None,
+    spec: SpecLike,  # a layer, a network, a mapping, a model's name or a path to a spec file
+    sizes: Sequence[Candidate] | None = None,  # the candidates; None calls `candidates` with all the arguments
     *,
-    device: Device | str | None = None,
-    mode: Mode = "inference",
+    device: Device | str | None = None,  # a GPU; the list is empty for a CPU, which has no SMs
+    mode: Mode = "inference",  # mode, dtype, library: as for `candidates`
     dtype: Dtype = "float32",
     library: Library = "auto",
-    **options: Any,
+    **options: Any,  # further arguments of `candidates`
 ) -> list[dict[str, Any]]:
     """
     Return for each candidate the waves of each layer's blocks, and channels that need padding for Tensor Cores.
-
-    Args:
-        spec: A layer, a network, a mapping, a model's name or a path to a spec file.
-        sizes: The candidates; None calls `candidates` with all the arguments.
-        device: A GPU; the list is empty for a CPU, which has no SMs.
-        mode, dtype, library: As for `candidates`.
-        options: Further arguments of `candidates`.
 
     Returns:
         list[dict]: A row per candidate and distinct matrix product of the network; layers of equal extents share a

@@ -45,16 +45,17 @@ class Decision:
 
 
 def decide(
-    fates: Sequence[Fate],
+    fates: Sequence[Fate],  # outcomes of all candidates, ascending by size
     *,
+    # chosen, fastest, ties: the recommended size, the one with the best median, and those that equal the fastest
     chosen: int,
     fastest: int,
     ties: Collection[int],
     goal: Goal,
-    largest_batch_size: int | None,
-    max_batch_size: int | None,
-    is_listed: bool,
-    multiple: int = 1,
+    largest_batch_size: int | None,  # the largest that fits by the memory plan; None without a plan
+    max_batch_size: int | None,  # the largest that is allowed; None for no such limit
+    is_listed: bool,  # whether the user gave the list of batch sizes
+    multiple: int = 1,  # the search adds multiples of this size
 ) -> Decision:
     """
     Decide which limit kept the recommended size from being larger.
@@ -83,14 +84,6 @@ def decide(
 
     By latency, larger sizes are expected to be slower. If any was timed, it is "peak" for a recommended size that has
     the lowest latency itself, and "plateau" for a larger one.
-
-    Args:
-        fates: Outcomes of all candidates, ascending by size.
-        chosen, fastest, ties: The recommended size, the one with the best median, and those that equal the fastest.
-        largest_batch_size: The largest that fits by the memory plan; None without a plan.
-        max_batch_size: The largest that is allowed; None for no such limit.
-        is_listed: Whether the user gave the list of batch sizes.
-        multiple: The search adds multiples of this size.
     """
     by_size = {fate.batch_size: fate for fate in fates}
     larger = [fate for n, fate in sorted(by_size.items()) if n > chosen]

@@ -64,26 +64,18 @@ class DeviceMemory:
 
 
 def memory_on(
-    spec: Any,
+    spec: Any,  # spec, batches: as for `footprint`
     batches: Any = None,
     *,
-    devices: Iterable[Device | str | None],
-    modes: Sequence[Mode],
+    devices: Iterable[Device | str | None],  # names of the catalogue, or Devices; None is the device of this machine
+    modes: Sequence[Mode],  # "inference", "training" or both, in this order
     batch_size: int,
-    memory_limit: int | str | None = None,
-    prices: Mapping[str, float] | None = None,
-    **options: Any,
+    memory_limit: int | str | None = None,  # as for `autotune`: the memory of the device counts if it is less
+    prices: Mapping[str, float] | None = None,  # price of an hour by the name of a device
+    **options: Any,  # the other arguments of `footprint`
 ) -> list[DeviceMemory]:
     """
     Return the memory of a step on each of several devices, and the largest batch that fits there.
-
-    Args:
-        spec, batches: As for `footprint`.
-        devices: Names of the catalogue, or Devices; None is the device of this machine.
-        modes: "inference", "training" or both, in this order.
-        memory_limit: As for `autotune`: the memory of the device counts if it is less.
-        prices: Price of an hour by the name of a device.
-        options: The other arguments of `footprint`.
 
     Raises:
         CubatchError: As `footprint`; also if the memory of a device is not known.

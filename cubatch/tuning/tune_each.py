@@ -13,20 +13,15 @@ _Result = TypeVar("_Result")
 
 
 def tune_each(
-    values: Sequence[int],
-    tune_one: Callable[[int, float], TuningResult],
+    values: Sequence[int],  # extents or numbers of threads
+    tune_one: Callable[[int, float], TuningResult],  # tunes with a value, within its seconds of measuring
+    # makes the common result of the tuning results and the messages of errors, both by value
     make_result: Callable[[Mapping[int, TuningResult], Mapping[int, str]], _Result],
     *,
-    budget: Any,
+    budget: Any,  # seconds of measuring at most, for all values together
 ) -> _Result:
     """
     Return the common result of tuning with each value.
-
-    Args:
-        values: Extents or numbers of threads.
-        tune_one: Tunes with a value, within its seconds of measuring.
-        make_result: Makes the common result of the tuning results and the messages of errors, both by value.
-        budget: Seconds of measuring at most, for all values together.
 
     Raises:
         InvalidArgument: If the budget is out of range.

@@ -261,23 +261,15 @@ class Builder:
 
     def add(
         self,
-        step: Step,
-        layer: Layer,
+        step: Step,  # the step, which names the layer
+        layer: Layer,  # the layer, without name, inputs and extents
         *reads: Value,
+        # axes of its output, or a layout such as "nchw"; None are those of the first input
         dims: Dims | str | None = None,
-        arrays: Mapping[str, Any] | None = None,
-        suffix: str = "",
+        arrays: Mapping[str, Any] | None = None,  # its parameters and statistics, in the engine's layout
+        suffix: str = "",  # suffix of its name, where it is not the step's only layer
     ) -> Value:
-        """
-        Add a layer to the network, and return its output.
-
-        Args:
-            step: The step, which names the layer.
-            layer: The layer, without name, inputs and extents.
-            dims: Axes of its output, or a layout such as "nchw"; None are those of the first input.
-            arrays: Its parameters and statistics, in the engine's layout.
-            suffix: Suffix of its name, where it is not the step's only layer.
-        """
+        """Add a layer to the network, and return its output."""
         names = tuple(value.layer for value in reads)
         if incomplete := self.pending.keys() & set(names):
             raise self.refusal(step, f"it reads {min(incomplete)}, a part of a layer that is not complete")

@@ -106,23 +106,14 @@ def _name(row: DeviceMemory) -> str:
 
 
 def modes(
-    modes: Mapping[Mode, ModeMemory],
+    modes: Mapping[Mode, ModeMemory],  # the memory of each mode
     *,
-    title: str,
-    limit: int,
-    why: str = "",
-    target: int | None = None,
+    title: str,  # title of the first table
+    limit: int,  # bytes that the largest batch fits into
+    why: str = "",  # source of the limit; empty if the user gave it
+    target: int | None = None,  # samples per optimizer step, if gradients are accumulated
 ) -> list[Grid]:
-    """
-    Return the tables of the memory of a step: by part for each mode, by layer, and the rules of thumb.
-
-    Args:
-        modes: The memory of each mode.
-        title: Title of the first table.
-        limit: Bytes that the largest batch fits into.
-        why: Source of the limit; empty if the user gave it.
-        target: Samples per optimizer step, if gradients are accumulated.
-    """
+    """Return the tables of the memory of a step: by part for each mode, by layer, and the rules of thumb."""
     by_mode: dict[str, Footprint | ModuleFootprint] = {mode: memory.footprint for mode, memory in modes.items()}
     last, whole = list(by_mode.items())[-1]
     parts = _parts(by_mode, title)
