@@ -36,7 +36,7 @@ class Layer:
     type: ClassVar[str] = ""
     arity: ClassVar[tuple[int, int]] = (1, 1)
 
-    # Facts of a layer type, so that other packages need not know the types.
+    # Facts of a layer type, so that other packages need not know the types: keywords of the class statement.
     backward_reads: ClassVar[frozenset[str]] = frozenset()  # of the input "x" and the output "y"
     elementwise: ClassVar[bool] = False  # the gradient may be written over the gradient that it is computed from
     in_place: ClassVar[bool] = False  # may write its output over an input
@@ -55,6 +55,13 @@ class Layer:
     h: int | None = field(default=None, converter=optional_whole, validator=check_extent)
     w: int | None = field(default=None, converter=optional_whole, validator=check_extent)
     c: int | None = field(default=None, converter=optional_whole, validator=check_extent)
+
+    def __init_subclass__(cls, **facts: object) -> None:
+        super().__init_subclass__()
+        for name, value in facts.items():
+            if not hasattr(cls, name):
+                raise TypeError(f"{cls.__name__}: {name} is no fact of a layer type")
+            setattr(cls, name, value)
 
     def __attrs_post_init__(self) -> None:
         if self.resolved:

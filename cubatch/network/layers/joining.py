@@ -16,11 +16,8 @@ from cubatch.network.passes import Pass
 
 
 @attrs.frozen(kw_only=True)
-class Flatten(Layer):
+class Flatten(Layer, type="flatten", aliases_input=True):
     """(h, w, c) -> (1, 1, h w c): the same memory with another shape."""
-
-    type: ClassVar[str] = "flatten"
-    aliases_input: ClassVar[bool] = True
 
     @property
     def output_shape(self) -> Extents:
@@ -33,7 +30,7 @@ class Flatten(Layer):
 
 
 @attrs.frozen(kw_only=True)
-class Add(Layer):
+class Add(Layer, type="add", in_place=True, can_clamp=True, passes_gradient=True):
     """
     Sum of layers of one shape.
 
@@ -41,10 +38,6 @@ class Add(Layer):
         count: Number of inputs; inferred in a network.
     """
 
-    type: ClassVar[str] = "add"
-    in_place: ClassVar[bool] = True
-    can_clamp: ClassVar[bool] = True
-    passes_gradient: ClassVar[bool] = True
     arity: ClassVar[tuple[int, int]] = (2, 1024)
     count: int = field(default=2, converter=whole, validator=at_least(*arity))
 
@@ -62,7 +55,7 @@ class Add(Layer):
 
 
 @attrs.frozen(kw_only=True)
-class Concat(Layer):
+class Concat(Layer, type="concat", arity=(2, 1024)):
     """
     Inputs of equal height and width, side by side along the channels.
 
@@ -70,8 +63,6 @@ class Concat(Layer):
         channels: Channels of each input; inferred in a network, where c is their sum.
     """
 
-    type: ClassVar[str] = "concat"
-    arity: ClassVar[tuple[int, int]] = (2, 1024)
     channels: tuple[int, ...] | None = field(default=None, converter=integers)
 
     @channels.validator
@@ -109,7 +100,7 @@ class Concat(Layer):
 
 
 @attrs.frozen(kw_only=True)
-class Slice(Layer):
+class Slice(Layer, type="slice"):
     """
     A range of the channels: (h, w, c) -> (h, w, end - start).
 
@@ -118,7 +109,6 @@ class Slice(Layer):
         end: Channel after the last of the range.
     """
 
-    type: ClassVar[str] = "slice"
     start: int = field(default=0, converter=whole, validator=at_least(0))
     end: int = field(converter=whole, validator=at_least(1))
 
@@ -152,12 +142,8 @@ class Slice(Layer):
 
 
 @attrs.frozen(kw_only=True)
-class Scale(Layer):
+class Scale(Layer, type="scale", arity=(2, 2), backward_reads=frozenset("x")):
     """First input times the second, a (1, 1, c) factor per sample and channel: squeeze-and-excite."""
-
-    type: ClassVar[str] = "scale"
-    arity: ClassVar[tuple[int, int]] = (2, 2)
-    backward_reads: ClassVar[frozenset[str]] = frozenset({"x"})
 
     @property
     def input_shapes(self) -> tuple[Extents, ...]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import attrs
 from attrs import field
 
@@ -14,7 +12,10 @@ _EPSILON = between(0, 1, "a number above 0, at most 1", low_open=True)
 
 
 @attrs.frozen(kw_only=True)
-class BatchNorm2d(Layer):
+class BatchNorm2d(
+    Layer, type="batch_norm2d", in_place=True, can_add=True, can_clamp=True, can_activate=True, has_statistics=True,
+    backward_reads=frozenset("x"),
+):  # fmt: skip
     """
     Batch normalization over n, h, w, per channel, with a trained scale and shift.
 
@@ -23,20 +24,8 @@ class BatchNorm2d(Layer):
         momentum: Share of the new batch in the running statistics; 0 leaves them unchanged.
     """
 
-    type: ClassVar[str] = "batch_norm2d"
-    in_place: ClassVar[bool] = True
-    can_clamp: ClassVar[bool] = True
-    can_activate: ClassVar[bool] = True
-    has_statistics: ClassVar[bool] = True
-    backward_reads: ClassVar[frozenset[str]] = frozenset({"x"})
-
     eps: float = field(default=1e-5, validator=_EPSILON)
     momentum: float = field(default=0.1, validator=between(0, 1, "a number from 0 to 1"))
-
-    @property
-    def can_add(self) -> bool:
-        """True: the normalization kernel can add another branch."""
-        return True
 
     @property
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -52,12 +41,8 @@ class BatchNorm2d(Layer):
 
 
 @attrs.frozen(kw_only=True)
-class LayerScale(Layer):
+class LayerScale(Layer, type="layer_scale", in_place=True, backward_reads=frozenset("x")):
     """A trained factor for each channel, the same for all samples (Touvron et al., 2021, arXiv:2103.17239)."""
-
-    type: ClassVar[str] = "layer_scale"
-    in_place: ClassVar[bool] = True
-    backward_reads: ClassVar[frozenset[str]] = frozenset({"x"})
 
     @property
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -66,16 +51,13 @@ class LayerScale(Layer):
 
 
 @attrs.frozen(kw_only=True)
-class LayerNorm(Layer):
+class LayerNorm(Layer, type="layer_norm", backward_reads=frozenset("x")):
     """
     Normalization over the channels of each position, with a trained scale and shift.
 
     Attributes:
         eps: Added to the variance.
     """
-
-    type: ClassVar[str] = "layer_norm"
-    backward_reads: ClassVar[frozenset[str]] = frozenset({"x"})
 
     eps: float = field(default=1e-6, validator=_EPSILON)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import attrs
 from attrs import field
@@ -35,7 +35,7 @@ def _check_extents(attribute: attrs.Attribute[Any], value: object) -> None:
 
 
 @attrs.frozen(kw_only=True)
-class Opaque(Layer):
+class Opaque(Layer, type="opaque", arity=(1, 1024), products_in_turn=True, backward_reads=frozenset("x")):
     """
     An operator of an imported network without a layer: can be planned and predicted, but not run.
 
@@ -50,11 +50,6 @@ class Opaque(Layer):
         >>> Opaque(operator="aten.cumsum", h=7, w=7, c=64, output=(1, 1, 64)).output_shape
         (1, 1, 64)
     """
-
-    type: ClassVar[str] = "opaque"
-    arity: ClassVar[tuple[int, int]] = (1, 1024)
-    products_in_turn: ClassVar[bool] = True
-    backward_reads: ClassVar[frozenset[str]] = frozenset({"x"})
 
     operator: str = field(default="unknown")
     output: Extents | None = field(default=None, converter=_extents)

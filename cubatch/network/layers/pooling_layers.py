@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import attrs
 from attrs import field
@@ -55,7 +54,7 @@ MOST_TAPS = 254  # the position of the largest value is saved in one byte, which
 
 
 @attrs.frozen(kw_only=True)
-class MaxPool2d(_Pool):
+class MaxPool2d(_Pool, type="max_pool2d"):
     """
     Largest value of a window, per channel.
 
@@ -65,8 +64,6 @@ class MaxPool2d(_Pool):
         pad: Border that is ignored.
         ceil: Round the number of windows up instead of down.
     """
-
-    type: ClassVar[str] = "max_pool2d"
 
     def check(self) -> None:
         """Raise InvalidSpec unless the window fits and has at most 254 pixels: a position is stored in one byte."""
@@ -80,7 +77,7 @@ class MaxPool2d(_Pool):
 
 
 @attrs.frozen(kw_only=True)
-class AvgPool2d(_Pool):
+class AvgPool2d(_Pool, type="avg_pool2d"):
     """
     Mean of a window, per channel.
 
@@ -92,7 +89,6 @@ class AvgPool2d(_Pool):
         count_pad: Divide by the size of the whole window, border included, not by the pixels in it.
     """
 
-    type: ClassVar[str] = "avg_pool2d"
     count_pad: bool = field(default=True, validator=check_flag)
 
     @property
@@ -102,10 +98,8 @@ class AvgPool2d(_Pool):
 
 
 @attrs.frozen(kw_only=True)
-class GlobalAvgPool(Layer):
+class GlobalAvgPool(Layer, type="global_avg_pool"):
     """Mean over all positions, per channel: (h, w, c) -> (1, 1, c)."""
-
-    type: ClassVar[str] = "global_avg_pool"
 
     @property
     def output_shape(self) -> Extents:

@@ -6,8 +6,6 @@ Extents of a convolution: input h, w, c; filter r, s; output p, q, k.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import attrs
 from attrs import field
 
@@ -19,7 +17,7 @@ from cubatch.network.windows import ConvShape, check_window, conv_shape, working
 
 
 @attrs.frozen(kw_only=True)
-class Conv2d(Layer):
+class Conv2d(Layer, type="conv2d", can_clamp=True, backward_reads=frozenset("x")):
     """
     A two-dimensional convolution (cross-correlation).
 
@@ -41,10 +39,6 @@ class Conv2d(Layer):
         >>> conv.output_shape, conv.parameters
         ((56, 56, 128), 73856)
     """
-
-    type: ClassVar[str] = "conv2d"
-    can_clamp: ClassVar[bool] = True
-    backward_reads: ClassVar[frozenset[str]] = frozenset({"x"})
 
     k: int = field(converter=whole, validator=at_least(1))
     r: int = field(converter=whole, validator=at_least(1))
@@ -120,7 +114,7 @@ class Conv2d(Layer):
 
 
 @attrs.frozen(kw_only=True)
-class Linear(Layer):
+class Linear(Layer, type="linear", can_clamp=True, has_epilogue=True, backward_reads=frozenset("x")):
     """
     A fully connected layer on the channels, applied at every position (h, w).
 
@@ -132,10 +126,6 @@ class Linear(Layer):
         >>> Linear(c=1000, k=100).parameters
         100100
     """
-
-    type: ClassVar[str] = "linear"
-    can_clamp: ClassVar[bool] = True
-    backward_reads: ClassVar[frozenset[str]] = frozenset({"x"})
 
     k: int = field(converter=whole, validator=at_least(1))
     bias: bool = field(default=True, validator=check_flag)
@@ -163,11 +153,6 @@ class Linear(Layer):
     def product_channels(self) -> dict[str, int]:
         """Input features "c" and output features "k"."""
         return {"c": self.input_shape[2], "k": self.k}
-
-    @property
-    def has_epilogue(self) -> bool:
-        """True for every linear layer."""
-        return True
 
     def gemms(self, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:
         """Return the matrix product of one pass over a batch: forward it is (n h w) x k over c."""

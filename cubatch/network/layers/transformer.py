@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import attrs
 from attrs import field
 
@@ -15,14 +13,12 @@ from cubatch.network.passes import Gemm, Pass
 
 
 @attrs.frozen(kw_only=True)
-class Tokens(Layer):
+class Tokens(Layer, type="tokens"):
     """
     Pixels to tokens: (h, w, c) -> (h w + 1, 1, c).
 
     A learned class token is put in front, and a learned position embedding is added.
     """
-
-    type: ClassVar[str] = "tokens"
 
     @property
     def output_shape(self) -> Extents:
@@ -38,10 +34,8 @@ class Tokens(Layer):
 
 
 @attrs.frozen(kw_only=True)
-class ClassToken(Layer):
+class ClassToken(Layer, type="class_token"):
     """The first token: (tokens, 1, c) -> (1, 1, c)."""
-
-    type: ClassVar[str] = "class_token"
 
     @property
     def output_shape(self) -> Extents:
@@ -50,7 +44,7 @@ class ClassToken(Layer):
 
 
 @attrs.frozen(kw_only=True)
-class Attention(Layer):
+class Attention(Layer, type="attention", products_in_turn=True, backward_reads=frozenset("x")):
     """
     Multi-head self-attention over the h w positions, with its input and output projections.
 
@@ -58,10 +52,6 @@ class Attention(Layer):
         heads: Number of heads; divides c.
         bias: Whether the projections have a bias.
     """
-
-    type: ClassVar[str] = "attention"
-    products_in_turn: ClassVar[bool] = True
-    backward_reads: ClassVar[frozenset[str]] = frozenset({"x"})
 
     heads: int = field(converter=whole, validator=at_least(1))
     bias: bool = field(default=True, validator=check_flag)
