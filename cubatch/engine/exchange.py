@@ -57,19 +57,15 @@ class Exchange(Protocol):
 
     def begin(self, array: Any) -> None:
         """Begin to replace a contiguous array by its sum over all ranks, once all work enqueued before is done."""
-        ...
 
     def finish(self) -> None:
         """Make all later work wait for the sums that were begun."""
-        ...
 
     def exchanged(self) -> Exchanged:
         """Wait for the sums since the last call, and return their times."""
-        ...
 
     def close(self) -> None:
         """Release the resources."""
-        ...
 
 
 def totals(exchange: Exchange, numbers: Sequence[float]) -> list[float]:

@@ -22,11 +22,9 @@ class Trace(Protocol):
 
     def run(self, rank: int, number: int, work: Work) -> None:
         """Call `work`, which is operation `number` of the schedule, in the thread `rank`."""
-        ...
 
     def wait(self, rank: int, meet: Work) -> None:
         """Call `meet`, which waits for the other threads, in the thread `rank`."""
-        ...
 
 
 class Program:

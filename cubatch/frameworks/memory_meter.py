@@ -33,11 +33,9 @@ class Meter(Protocol):
     @property
     def scatter(self) -> float:
         """Share by which the peaks of neighboring batch sizes may differ by chance."""
-        ...
 
     def start(self) -> None:
         """Free unused memory and reset the peak: later allocations count as those of the step."""
-        ...
 
     def settle(self) -> None:
         """Prepare the allocator for timed steps, once libraries have allocated their workspaces."""
@@ -49,7 +47,6 @@ class Meter(Protocol):
 
     def peak(self) -> int | None:
         """Return the peak bytes in excess of those at the start; None if unknown."""
-        ...
 
 
 class HostMeter(ResidentMeter, Meter):

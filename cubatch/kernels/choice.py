@@ -65,11 +65,9 @@ class LaunchClock(Protocol):
 
     def now(self) -> float:
         """Return the seconds of a monotonic clock."""
-        ...
 
     def time(self, step: Callable[[], object], repeats: int) -> Any:
         """Run a step `repeats` times; return a record whose `seconds` are the mean time of a run."""
-        ...
 
 
 class Winners:

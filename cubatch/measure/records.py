@@ -181,19 +181,15 @@ class Keeper(Protocol):
 
     def candidate(self, candidate: Candidate) -> None:
         """Store a size that the search added."""
-        ...
 
     def timing(self, timing: Timing) -> None:
         """Store a timing."""
-        ...
 
     def outcome(self, outcome: Outcome) -> None:
         """Store the outcome of a candidate, in place of an earlier outcome."""
-        ...
 
     def spent(self, seconds: float) -> None:
         """Store the seconds of measuring so far, over all resumed runs."""
-        ...
 
 
 class Recorder:

@@ -43,15 +43,12 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """Seconds on a monotone clock, for budgets and deadlines."""
-        ...
 
     def time(self, step: Callable[[], object], repeats: int) -> Reading:
         """Run `step` `repeats` times back to back and return the mean time of one on the device."""
-        ...
 
     def sleep(self, seconds: float) -> None:
         """Wait for a number of seconds, in which the device cools."""
-        ...
 
 
 class Runner(Protocol):
@@ -65,33 +62,26 @@ class Runner(Protocol):
     @property
     def clock(self) -> Clock:
         """Clock that times its steps."""
-        ...
 
     @property
     def peak_bytes(self) -> int | None:
         """Peak bytes of device memory that the engine allocated since the last `prepare`; None if unknown."""
-        ...
 
     @property
     def peak_device_bytes(self) -> int | None:
         """Bytes of device memory that the process holds by the driver, context included; None if unknown."""
-        ...
 
     def prepare(self, batch_size: int) -> None:
         """Allocate and load what steps of this batch size need."""
-        ...
 
     def step(self) -> object:
         """Run or enqueue one step of the prepared batch size; the clock waits for the returned value if it can."""
-        ...
 
     def release(self) -> None:
         """Free the memory of the last `prepare`, also after an error; memory pools are emptied."""
-        ...
 
     def close(self) -> None:
         """Free everything; the runner cannot be used again."""
-        ...
 
 
 @runtime_checkable
@@ -100,7 +90,6 @@ class HasWorker(Protocol):
 
     def restart(self) -> None:
         """End the worker; the next `prepare` starts a new one."""
-        ...
 
 
 @runtime_checkable
@@ -122,7 +111,6 @@ class HoldsReference(Protocol):
         Returns:
             bool: False if this runner cannot hold one, as on a GPU.
         """
-        ...
 
 
 @runtime_checkable
@@ -132,7 +120,6 @@ class Compiles(Protocol):
     @property
     def compile_seconds(self) -> float:
         """Seconds of the last `prepare` in which something was compiled; 0 if nothing was."""
-        ...
 
 
 @runtime_checkable
@@ -142,7 +129,6 @@ class RunsFirst(Protocol):
     @property
     def first_seconds(self) -> float | None:
         """Seconds of the very first step of the prepared size in this process; None if there was none."""
-        ...
 
 
 @runtime_checkable
@@ -151,7 +137,6 @@ class KnowsFree(Protocol):
 
     def free_bytes(self) -> int | None:
         """Return the bytes of the device's memory that are free now, by the driver or the OS; None if unknown."""
-        ...
 
 
 class MemoryLook(TypedDict):
@@ -216,7 +201,6 @@ class LearnsMemory(Runner, Protocol):
     @property
     def worker_pid(self) -> int | None:
         """Process id of the worker that computes; None if it is this process."""
-        ...
 
     def look(self, *, seconds: float, top: int | None, trace_seconds: float) -> MemoryLook:
         """
@@ -227,15 +211,12 @@ class LearnsMemory(Runner, Protocol):
             top: The largest size of interest; None: no maximum.
             trace_seconds: Time limit of the trace.
         """
-        ...
 
     def predicted(self, batch_size: int) -> int | None:
         """Return the predicted peak bytes of a step, with those held at all batch sizes; None where unknown."""
-        ...
 
     def report(self) -> MemoryReport:
         """Return predicted and measured memory and the notes so far."""
-        ...
 
 
 RunnerFactory = Callable[[], Runner]

@@ -51,12 +51,10 @@ class Subject(Protocol):
     @property
     def device(self) -> Device:
         """The device that steps run on."""
-        ...
 
     @property
     def memory(self) -> MemoryLimit:
         """How much memory a step may take."""
-        ...
 
     @property
     def identity(self) -> Mapping[str, Any] | None:
@@ -90,7 +88,6 @@ class Subject(Protocol):
             cached: The candidates of an earlier call; None if there are none.
             is_finished: Whether that call measured all of them.
         """
-        ...
 
     @property
     def worker_pid(self) -> int | None:
@@ -99,7 +96,6 @@ class Subject(Protocol):
 
     def runner_factory(self, ladder: Ladder, limits: Limits) -> RunnerFactory:
         """Return the function that makes the runner; it is called only if there is something to measure."""
-        ...
 
     def candidate(self, ladder: Ladder, batch_size: int) -> Candidate:
         """Return a candidate of a size that the search adds between the given candidates."""

@@ -29,7 +29,6 @@ class Launcher(Protocol):
     @property
     def module(self) -> Any:
         """The array module whose arrays the launcher accepts: CuPy, or NumPy in tests."""
-        ...
 
     def bind(self, kernel: Kernel, grid: Grid, arguments: Sequence[object]) -> Callable[[], None]:
         """
@@ -39,7 +38,6 @@ class Launcher(Protocol):
             grid: Blocks in x, y and z.
             arguments: In the order of its parameters: arrays and None are passed as pointers, NumPy scalars by value.
         """
-        ...
 
 
 @attrs.frozen

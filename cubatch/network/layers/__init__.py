@@ -22,34 +22,10 @@ from cubatch.network.layers.product_layers import Conv2d, Linear
 from cubatch.network.layers.transformer import Attention, ClassToken, Tokens
 
 __all__ = [
-    "GELU",
-    "LAYERS",
-    "Add",
-    "Attention",
-    "AvgPool2d",
-    "BatchNorm2d",
-    "ClassToken",
-    "Concat",
-    "Conv2d",
-    "Dropout",
-    "Flatten",
-    "GlobalAvgPool",
-    "HardSigmoid",
-    "HardSwish",
-    "LayerNorm",
-    "LayerScale",
-    "Linear",
-    "MaxPool2d",
-    "Opaque",
-    "ReLU",
-    "ReLU6",
-    "Scale",
-    "SiLU",
-    "Sigmoid",
-    "Slice",
-    "Softmax",
-    "Tokens",
-]
+    "GELU", "LAYERS", "Add", "Attention", "AvgPool2d", "BatchNorm2d", "ClassToken", "Concat", "Conv2d", "Dropout",
+    "Flatten", "GlobalAvgPool", "HardSigmoid", "HardSwish", "LayerNorm", "LayerScale", "Linear", "MaxPool2d", "Opaque",
+    "ReLU", "ReLU6", "Scale", "SiLU", "Sigmoid", "Slice", "Softmax", "Tokens",
+]  # fmt: skip
 
 LAYERS: dict[str, type[Layer]] = {
     cls.type: cls
