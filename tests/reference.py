@@ -1,7 +1,8 @@
 """
-The truth: float64 loop nests, slow and obvious, against which every faster form is checked.
+The truth in float64, slow and obvious, against which every faster form is checked.
 
-Nothing here shares a line with the code it checks: indices are written out, padding is an `if`.
+Nothing here shares a line with the code it checks. Of windows indices are written out and padding is an `if`; the rest
+are formulas of whole arrays, where the engine goes block by block and in place.
 Layouts are the engine's: activations (n, h, w, c), filters (k, r, s, c / groups), pads (top,
 bottom, left, right).
 """
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 Array = np.ndarray[Any, Any]
 Pair = tuple[int, int]
@@ -153,67 +154,44 @@ def avg_pool2d(
     return y
 
 
-def _logistic(x: float) -> float:
-    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
+def _logistic(x: Array) -> Array:
+    return 1 / (1 + np.exp(-x))
 
 
-def _curve_and_slope(x: float, kind: str) -> tuple[float, float]:
-    reach, top = 3.0, 6.0
-    s, hard = _logistic(x), min(max(x + reach, 0.0), top) / top
-    inside, density = -reach < x < reach, math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
-    return {
-        "relu6": (min(max(x, 0.0), top), float(0 < x < top)),
-        "sigmoid": (s, s * (1 - s)),
-        "silu": (x * s, s + x * s * (1 - s)),
-        "hard_sigmoid": (hard, 1 / 6 if inside else 0.0),
-        "hard_swish": (x * hard, x / 3 + 0.5 if inside else float(x > 0)),
-        "gelu": (x * math.erfc(-x / math.sqrt(2)) / 2, math.erfc(-x / math.sqrt(2)) / 2 + x * density),
-    }[kind]
+def _normal(x: Array) -> Array:
+    return np.vectorize(math.erfc)(-x / math.sqrt(2)) / 2
+
+
+CURVES: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]] = {
+    "none": (lambda x: x, np.ones_like),
+    "relu": (lambda x: np.maximum(x, 0), lambda x: (x > 0) * 1.0),
+    "relu6": (lambda x: np.clip(x, 0, 6), lambda x: ((x > 0) & (x < 6)) * 1.0),
+    "silu": (lambda x: x * _logistic(x), lambda x: _logistic(x) * (1 + x * (1 - _logistic(x)))),
+    "sigmoid": (_logistic, lambda x: _logistic(x) * (1 - _logistic(x))),
+    "hard_sigmoid": (lambda x: np.clip(x + 3, 0, 6) / 6, lambda x: (abs(x) < 3) / 6),
+    "hard_swish": (
+        lambda x: x * np.clip(x + 3, 0, 6) / 6,
+        lambda x: np.where(x <= -3, 0, np.where(x < 3, x / 3 + 0.5, 1)),
+    ),
+    "gelu": (lambda x: x * _normal(x), lambda x: _normal(x) + x * np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)),
+}
+"""Each activation function and its slope, as the layer's docstring has it; a kink has PyTorch's slope."""
 
 
 def activation(x: Array, *, kind: str) -> Array:
     """
-    Apply an activation function, one number at a time.
+    Apply an activation function.
 
     Example:
         >>> activation(np.array([-4.0, 1.5, 9.0]), kind="hard_swish").tolist()
         [-0.0, 1.125, 9.0]
     """
-    y = np.empty(x.shape)
-    for index in np.ndindex(x.shape):
-        y[index], _ = _curve_and_slope(float(x[index]), kind)
-    return y
+    return CURVES[kind][0](x.astype(np.float64))
 
 
 def activation_backward(dy: Array, x: Array, *, kind: str) -> Array:
-    """Give the gradient by the input x, whatever the engine saves; a kink has PyTorch's slope."""
-    dx = np.empty(x.shape)
-    for index in np.ndindex(x.shape):
-        dx[index] = float(dy[index]) * _curve_and_slope(float(x[index]), kind)[1]
-    return dx
-
-
-def scale(x: Array, s: Array) -> Array:
-    """
-    Multiply every channel of a sample by its factor.
-
-    Example:
-        >>> scale(np.ones((1, 1, 2, 1)), np.full((1, 1, 1, 1), 3.0)).ravel().tolist()
-        [3.0, 3.0]
-    """
-    y = np.empty(x.shape)
-    for n, h, w, c in np.ndindex(x.shape):
-        y[n, h, w, c] = float(x[n, h, w, c]) * float(s[n, 0, 0, c])
-    return y
-
-
-def scale_backward(dy: Array, x: Array, s: Array) -> tuple[Array, Array]:
-    """Give the gradients by x and by the factors: each product's share of dy goes to both."""
-    dx, ds = np.empty(x.shape), np.zeros(s.shape)
-    for n, h, w, c in np.ndindex(x.shape):
-        dx[n, h, w, c] = float(dy[n, h, w, c]) * float(s[n, 0, 0, c])
-        ds[n, 0, 0, c] += float(dy[n, h, w, c]) * float(x[n, h, w, c])
-    return dx, ds
+    """Give the gradient by the input x, whatever the engine saves."""
+    return dy.astype(np.float64) * CURVES[kind][1](x.astype(np.float64))
 
 
 def batch_norm(x: Array, gamma: Array, beta: Array, *, eps: float = 1e-5) -> tuple[Array, Array, Array]:
@@ -225,13 +203,8 @@ def batch_norm(x: Array, gamma: Array, beta: Array, *, eps: float = 1e-5) -> tup
         [[-1.0], [1.0]]
     """
     rows = x.reshape(-1, x.shape[-1]).astype(np.float64)
-    y, mean, var = np.empty_like(rows), np.empty(rows.shape[1]), np.empty(rows.shape[1])
-    for c in range(rows.shape[1]):
-        mean[c] = math.fsum(rows[:, c]) / len(rows)
-        var[c] = math.fsum((value - mean[c]) ** 2 for value in rows[:, c]) / len(rows)
-        for row in range(len(rows)):
-            y[row, c] = gamma[c] * (rows[row, c] - mean[c]) / math.sqrt(var[c] + eps) + beta[c]
-    return y.reshape(x.shape), mean, var
+    mean, var = rows.mean(axis=0), rows.var(axis=0)
+    return (gamma * (rows - mean) / np.sqrt(var + eps) + beta).reshape(x.shape), mean, var
 
 
 def softmax_cross_entropy(logits: Array, labels: Array) -> float:
@@ -242,10 +215,9 @@ def softmax_cross_entropy(logits: Array, labels: Array) -> float:
         >>> round(softmax_cross_entropy(np.zeros((1, 2)), np.array([1])), 6)
         0.693147
     """
-    losses = []
-    for scores, label in zip(logits.reshape(-1, logits.shape[-1]).astype(np.float64), labels.reshape(-1), strict=True):
-        top = max(scores)
-        losses.append(math.log(math.fsum(math.exp(score - top) for score in scores)) + top - scores[label])
+    scores, labels = logits.reshape(-1, logits.shape[-1]).astype(np.float64), labels.reshape(-1)
+    top = scores.max(axis=1)
+    losses = np.log(np.exp(scores - top[:, None]).sum(axis=1)) + top - scores[np.arange(len(labels)), labels]
     return math.fsum(losses) / len(losses)
 
 
@@ -257,30 +229,9 @@ def layer_norm(x: Array, gamma: Array, beta: Array, *, eps: float) -> tuple[Arra
         >>> layer_norm(np.array([[1.0, 3.0]]), np.full(2, 10.0), np.full(2, 5.0), eps=0.0)[0].tolist()
         [[-5.0, 15.0]]
     """
-    y, means, variances = np.empty(x.shape), np.empty(x.shape[:-1]), np.empty(x.shape[:-1])
-    for place in np.ndindex(x.shape[:-1]):
-        values = [float(value) for value in x[place]]
-        mean = math.fsum(values) / len(values)
-        variance = math.fsum((value - mean) ** 2 for value in values) / len(values)
-        means[place], variances[place] = mean, variance
-        for c, value in enumerate(values):
-            y[(*place, c)] = float(gamma[c]) * (value - mean) / math.sqrt(variance + eps) + float(beta[c])
-    return y, means, variances
-
-
-def tokens(x: Array, token: Array, position: Array) -> Array:
-    """
-    Put a class token before the pixels (n, t, c), and add a position to each.
-
-    Example:
-        >>> tokens(np.array([[[5.0]]]), np.array([1.0]), np.array([[0.25], [0.5]])).ravel().tolist()
-        [1.25, 5.5]
-    """
-    n_extent, t_extent, c_extent = x.shape
-    y = np.empty((n_extent, t_extent + 1, c_extent))
-    for n, t, c in np.ndindex(y.shape):
-        y[n, t, c] = float(token[c] if t == 0 else x[n, t - 1, c]) + float(position[t, c])
-    return y
+    x = x.astype(np.float64)
+    mean, var = x.mean(axis=-1), x.var(axis=-1)
+    return gamma * (x - mean[..., None]) / np.sqrt(var + eps)[..., None] + beta, mean, var
 
 
 def attention(
@@ -294,24 +245,11 @@ def attention(
         >>> attention(np.array([[[1.0], [3.0]]]), np.array([[0.0], [0.0], [1.0]]), 2 * one, heads=1)[0].ravel().tolist()
         [4.0, 4.0]
     """
-    n_extent, t_extent, c_extent = x.shape
-    width = c_extent // heads
-    qkv, mixed, y = np.empty((n_extent, t_extent, 3 * c_extent)), np.empty(x.shape), np.empty(x.shape)
-    weights = np.empty((n_extent, heads, t_extent, t_extent))
-    for n, t, k in np.ndindex(qkv.shape):
-        terms = [float(x[n, t, c]) * float(w_in[k, c]) for c in range(c_extent)]
-        qkv[n, t, k] = math.fsum(terms) + (0.0 if b_in is None else float(b_in[k]))
-    for n, head, i in np.ndindex(weights.shape[:3]):
-        query = qkv[n, i, head * width : (head + 1) * width]
-        start = c_extent + head * width
-        scores = [math.fsum(query * qkv[n, j, start : start + width]) / math.sqrt(width) for j in range(t_extent)]
-        powers = [math.exp(score - max(scores)) for score in scores]
-        for j, power in enumerate(powers):
-            weights[n, head, i, j] = power / math.fsum(powers)
-    for n, t, c in np.ndindex(x.shape):
-        values = qkv[n, :, 2 * c_extent + c]
-        mixed[n, t, c] = math.fsum(weights[n, c // width, t] * values)
-    for n, t, k in np.ndindex(x.shape):
-        terms = [mixed[n, t, c] * float(w_out[k, c]) for c in range(c_extent)]
-        y[n, t, k] = math.fsum(terms) + (0.0 if b_out is None else float(b_out[k]))
-    return y, qkv, weights, mixed
+    n, t, c = x.shape
+    qkv = x.astype(np.float64) @ w_in.T + (0 if b_in is None else b_in)
+    queries, keys, values = (part.reshape(n, t, heads, c // heads) for part in np.split(qkv, 3, axis=-1))
+    scores = np.einsum("nihd,njhd->nhij", queries, keys) / math.sqrt(c // heads)
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights = powers / powers.sum(axis=-1, keepdims=True)
+    mixed = np.einsum("nhij,njhd->nihd", weights, values).reshape(n, t, c)
+    return mixed @ w_out.T + (0 if b_out is None else b_out), qkv, weights, mixed

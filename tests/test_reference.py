@@ -1,4 +1,4 @@
-"""The reference loops against values worked out by hand, and against each other."""
+"""The references against values worked out by hand, and against each other."""
 
 from __future__ import annotations
 
@@ -108,17 +108,6 @@ def test_slopes_of_activations_are_those_of_finite_differences(kind):
     x, h = np.arange(-8.5, 9.0), 1e-5
     slopes = (reference.activation(x + h, kind=kind) - reference.activation(x - h, kind=kind)) / (2 * h)
     np.testing.assert_allclose(reference.activation_backward(np.ones(x.shape), x, kind=kind), slopes, atol=1e-9)
-
-
-def test_scale_gradients_are_its_transposes():
-    """For y linear in x and in s: <dy, scale(x, s)> = <dx, x> = <ds, s>."""
-    random = np.random.default_rng(1)
-    x, dy, s = *random.standard_normal((2, 2, 3, 4, 5)), random.standard_normal((2, 1, 1, 5))
-    dx, ds = reference.scale_backward(dy, x, s)
-    y = reference.scale(x, s)
-    assert y[1, 2, 0, 3] == x[1, 2, 0, 3] * s[1, 0, 0, 3]
-    assert (dx * x).sum() == pytest.approx((dy * y).sum())
-    assert (ds * s).sum() == pytest.approx((dy * y).sum())
 
 
 def test_attention_of_a_worked_example():

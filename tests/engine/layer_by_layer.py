@@ -1,5 +1,5 @@
 """
-A step of a network without a schedule: one layer after another, every result an array of its own, in float64.
+A step of a network without a schedule: one layer after another, every result an array of its own.
 
 Nothing is done by a neighbour, written over or shared: what the schedule makes of a network is tested against it.
 """
@@ -20,12 +20,15 @@ class LayerByLayer:
     Args:
         network: Of layers without draws: dropout passes everything.
         parameters, states: By layer and name, as `Model` has them.
+        stored: The type of 16 bits that every result is rounded to, computed in float32; None: all is in float64.
     """
 
-    def __init__(self, network, parameters, states):
+    def __init__(self, network, parameters, states, stored=None):
         self.network = network
+        self.kind = np.float32 if stored else np.float64
+        self.rounded = (lambda values: values.astype(stored).astype(np.float32)) if stored else np.asarray
         self.parameters, self.states = (
-            {name: {key: np.array(array, np.float64) for key, array in of.items()} for name, of in both.items()}
+            {name: {key: np.array(array, self.kind) for key, array in of.items()} for name, of in both.items()}
             for both in (parameters, states)
         )
         self.gradients = {}
@@ -33,28 +36,35 @@ class LayerByLayer:
 
     def output(self, x, *, training=False):
         """Give the output for images, and keep what the gradients need."""
-        self.values = {INPUT: np.asarray(x, np.float64)}
+        self.values = {INPUT: np.asarray(x, self.kind)}
         for node in self.network.nodes:
             read = [self.values[name] for name in node.inputs]
-            self.values[node.name] = self._forward(node, read, training)
+            self.values[node.name] = self.rounded(self._forward(node, read, training))
         return self.values[self.network.nodes[-1].name]
 
     def step(self, x, labels, rate):
         """Take a step of gradient descent; give the loss before it."""
+        loss = self.differentiate(x, labels)
+        for name, gradients in self.gradients.items():
+            for key, value in gradients.items():
+                self.parameters[name][key] -= rate * value
+        return loss
+
+    def differentiate(self, x, labels, **options):
+        """Find the gradients of the loss, which has options of its own; give the loss."""
         last = self.network.nodes[-1].name
         logits = self.output(x, training=True)
         n, classes = len(x), logits.shape[-1]
-        loss, gradient = np.zeros(1), np.empty((n, classes))
-        f.softmax_cross_entropy(logits.reshape(n, classes), labels.astype(np.int32), loss=loss, dlogits=gradient)
-        owed = {last: gradient.reshape(logits.shape)}
+        loss, gradient = np.zeros(1), np.empty((n, classes), self.kind)
+        f.softmax_cross_entropy(
+            logits.reshape(n, classes), labels.astype(np.int32), loss=loss, dlogits=gradient, **options
+        )  # fmt: skip
+        owed = {last: self.rounded(gradient).reshape(logits.shape)}
         for node in reversed(self.network.nodes):
             dy = np.ascontiguousarray(owed.pop(node.name).reshape(self.values[node.name].shape))
             read = [self.values[name] for name in node.inputs]
             for name, dx in zip(node.inputs, self._backward(node, read, dy), strict=True):
-                owed[name] = owed[name] + dx if name in owed else dx
-        for name, gradients in self.gradients.items():
-            for key, value in gradients.items():
-                self.parameters[name][key] -= rate * value
+                owed[name] = owed[name] + dx if name in owed else self.rounded(dx)
         return float(loss[0])
 
     def _forward(self, node, read, training):  # noqa: C901, PLR0911, PLR0912 - a case for each kind

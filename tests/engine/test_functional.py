@@ -12,127 +12,52 @@ from cubatch.errors import InvalidArgument
 from cubatch.memory import blocks as scratch_blocks
 from cubatch.memory import conv_blocks
 from cubatch.network.windows import conv_shape
-from tests import reference
 from tests.checks import assert_within, gamma
 from tests.engine.slopes import U, check_gradient
+from tests.kernels import cases
+from tests.kernels.conftest import Target
+from tests.kernels.passes import Passes, clamped
 from tests.thorough import examples
 
-
-@st.composite
-def convolutions(draw):
-    """A small convolution: shapes, options and a seed; what does not fit is not drawn."""
-    groups = draw(st.sampled_from([1, 1, 1, 2, 3]))
-    depthwise = groups > 1 and draw(st.booleans())
-    group_c, group_k = (1, 1) if depthwise else (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
-    r, s = draw(st.sampled_from([(1, 1), (3, 3), (2, 3), (3, 1), (1, 4)]))
-    dilation = draw(st.sampled_from([(1, 1), (2, 1), (1, 2), (2, 2)]))
-    pad = tuple(draw(st.lists(st.integers(0, 2), min_size=4, max_size=4)))
-    tall, wide = (r - 1) * dilation[0] + 1, (s - 1) * dilation[1] + 1
-    return {
-        "n": draw(st.integers(1, 3)),
-        "h": draw(st.integers(max(1, tall - pad[0] - pad[1]), 7)),
-        "w": draw(st.integers(max(1, wide - pad[2] - pad[3]), 8)),
-        "krsc": (groups * group_k, r, s, group_c),
-        "options": {
-            "stride": draw(st.sampled_from([(1, 1), (2, 2), (3, 2), (1, 3)])),
-            "pad": pad,
-            "dilation": dilation,
-            "groups": groups,
-        },
-        "seed": draw(st.integers(0, 2**32 - 1)),
-        "rows_only": draw(st.booleans()),
-    }
+NUMPY = Target(None, None)
+RUN = {"fprop": functional.conv2d, "dgrad": functional.conv2d_dgrad, "wgrad": functional.conv2d_wgrad}
+NEEDS = {"fprop": conv_blocks.conv2d_forward, "dgrad": conv_blocks.conv2d_dgrad, "wgrad": conv_blocks.conv2d_wgrad}
+CONVOLUTIONS = cases.convolutions(most_extent=8) | cases.convolutions(most_extent=7, depthwise=True)
 
 
-def _arrays(case, dtype=np.float32):
-    random = np.random.default_rng(case["seed"])
-    x_shape = (case["n"], case["h"], case["w"], case["krsc"][3] * case["options"]["groups"])
-    x, w = random.uniform(-1, 1, x_shape).astype(dtype), random.uniform(-1, 1, case["krsc"]).astype(dtype)
-    return random, x, w
-
-
-def _shape(case):
-    options = case["options"]
-    hwc = (case["h"], case["w"], case["krsc"][3] * options["groups"])
-    return conv_shape(hwc, case["krsc"], **{name: options[name] for name in ("stride", "pad", "dilation", "groups")})
-
-
-def _workspace(case, needs):
-    """The least that works, so that blocks are single rows, or plenty, filled with what is no number."""
+def check(direction, drawn, seed, *, rows_only, parts=(), **more):
+    """Check a pass in the least scratch memory that works, so that blocks are single rows, or in plenty."""
+    shape = conv_shape(drawn.x_shape[1:], drawn.w_shape, **drawn.options)
+    needs = NEEDS[direction](shape, 4, *([frozenset(parts)] if parts else []))
     least = max((need.least for need in needs), default=0)
-    size = least if case["rows_only"] else scratch_blocks.workspace_bytes(needs, case["n"], 2**20)
-    return np.full(size, 0xFF, dtype=np.uint8)
+    size = least if rows_only else scratch_blocks.workspace_bytes(needs, drawn.n, 2**20)
+    options, more = {"workspace": np.full(size, 0xFF, np.uint8)}, more | ({"parts": parts} if parts else {})
+    passes = Passes(NUMPY, None, seed=seed, ends=clamped, options=options)
+    getattr(passes, direction)(drawn, run=lambda _, *arrays, **given: RUN[direction](*arrays, **given), **more)
 
 
-@given(convolutions())
+@pytest.mark.parametrize("direction", RUN)
+@given(CONVOLUTIONS, st.integers(0, 2**32 - 1), st.booleans())
 @settings(max_examples=examples(150), deadline=None)
-def test_conv2d_stays_within_the_rounding_of_its_dot_products(case):
-    """Each output is one dot product of length r*s*c and a bias, in whatever order it is summed."""
-    random, x, w = _arrays(case)
-    b = random.uniform(-1, 1, w.shape[0]).astype(np.float32)
-
-    y = functional.conv2d(
-        x, w, b, **case["options"], workspace=_workspace(case, conv_blocks.conv2d_forward(_shape(case), 4))
-    )
-
-    bound = gamma(w[0].size + 1, U) * reference.conv2d(abs(x), abs(w), abs(b), **case["options"])
-    assert_within(y, reference.conv2d(x, w, b, **case["options"]), bound, axes="npqk", label=str(case))
+def test_a_pass_stays_within_the_rounding_of_its_sums(direction, drawn, seed, rows_only):
+    """Each output is a dot product and a bias; each gradient sums the products that read an input, filter or bias."""
+    check(direction, drawn, seed, rows_only=rows_only, **({"bias": True} if direction == "wgrad" else {}))
 
 
-@given(convolutions())
+@given(CONVOLUTIONS, st.sampled_from([("residual",), ("positive",), ("residual", "positive")]), st.booleans())
 @settings(max_examples=examples(150), deadline=None)
-def test_conv2d_dgrad_stays_within_the_rounding_of_its_dot_products(case):
-    """An input is read by at most r*s taps of k / groups filters, so its gradient sums that many products."""
-    random, x, w = _arrays(case)
-    dy = random.uniform(-1, 1, reference.conv2d(x, w, **case["options"]).shape).astype(np.float32)
-
-    dx = functional.conv2d_dgrad(
-        dy,
-        w,
-        x_shape=x.shape,
-        **case["options"],
-        out=np.full(x.shape, np.nan, np.float32),
-        workspace=_workspace(case, conv_blocks.conv2d_dgrad(_shape(case), 4)),
-    )
-
-    length = w[..., 0].size // case["options"]["groups"]
-    bound = gamma(length, U) * reference.conv2d_dgrad(abs(dy), abs(w), x_shape=x.shape, **case["options"])
-    want = reference.conv2d_dgrad(dy, w, x_shape=x.shape, **case["options"])
-    assert_within(dx, want, bound, axes="nhwc", label=str(case))
-
-
-@given(convolutions(), st.sampled_from([("residual",), ("positive",), ("residual", "positive")]))
-@settings(max_examples=examples(150), deadline=None)
-def test_conv2d_dgrad_adds_to_what_is_there_and_applies_a_slope(case, ends):
+def test_conv2d_dgrad_adds_to_what_is_there_and_applies_a_slope(drawn, parts, rows_only):
     """
     In place, in blocks of rows too, in phases without taps too; where nothing passes not even infinity does.
 
-    One rounding more than the sum of products, of a term more; a depthwise one says that it does not.
+    A depthwise one says that it does not.
     """
-    random, x, w = _arrays(case)
-    dy = random.uniform(-1, 1, reference.conv2d(x, w, **case["options"]).shape).astype(np.float32)
-    there, saved = (random.uniform(-1, 1, x.shape).astype(np.float32) for _ in range(2))
-    saved = np.maximum(saved, 0)
-    out = there.copy() if "residual" in ends else np.full(x.shape, np.nan, np.float32)
-    given = {name: {"residual": out, "positive": saved}[name] for name in ends}
-    workspace = _workspace(case, conv_blocks.conv2d_dgrad(_shape(case), 4, frozenset(ends)))
-    options = {"x_shape": x.shape, **case["options"], **given, "out": out, "workspace": workspace}
-    if _shape(case).is_depthwise:
+    in_place = "residual" if "residual" in parts else ""
+    if conv_shape(drawn.x_shape[1:], drawn.w_shape, **drawn.options).is_depthwise:
         with pytest.raises(InvalidArgument, match="groups"):
-            functional.conv2d_dgrad(dy, w, **options)
-        return
-    passes = saved > 0 if "positive" in ends else np.full(x.shape, fill_value=True)
-    if "positive" in ends and "residual" in ends:
-        out[~passes] = np.inf
-
-    dx = functional.conv2d_dgrad(dy, w, **options)
-
-    added = there if "residual" in ends else np.zeros_like(there)
-    length = w[..., 0].size // case["options"]["groups"]
-    terms = reference.conv2d_dgrad(abs(dy), abs(w), x_shape=x.shape, **case["options"]) + abs(added)
-    want = reference.conv2d_dgrad(dy, w, x_shape=x.shape, **case["options"]) + added
-    bound = np.where(passes, gamma(length + 1, U) * terms, 0)
-    assert_within(dx, np.where(passes, want, 0), bound, axes="nhwc", label=f"{case} {ends}")
+            check("dgrad", drawn, 1, rows_only=rows_only, parts=parts, in_place=in_place)
+    else:
+        check("dgrad", drawn, 1, rows_only=rows_only, parts=parts, in_place=in_place)
 
 
 @given(st.integers(1, 9), st.booleans(), st.sets(st.sampled_from(["residual", "positive"]), min_size=1))
@@ -152,25 +77,6 @@ def test_linear_dgrad_adds_to_what_is_there_and_applies_a_slope(rows, is_tight, 
     wide = dy.astype(np.float64) @ w.astype(np.float64) + added
     bound = gamma(7, U) * (abs(dy).astype(np.float64) @ abs(w) + abs(added))
     assert_within(out, np.where(passes, wide, 0), np.where(passes, bound, 0), label=str((rows, ends)))
-
-
-@given(convolutions())
-@settings(max_examples=examples(150), deadline=None)
-def test_conv2d_wgrad_stays_within_the_rounding_of_its_dot_products(case):
-    """A filter tap meets every output pixel of the batch once; so does the bias."""
-    random, x, w = _arrays(case)
-    dy = random.uniform(-1, 1, reference.conv2d(x, w, **case["options"]).shape).astype(np.float32)
-    dw, db = np.full(w.shape, np.nan, np.float32), np.full(w.shape[0], np.nan, np.float32)
-
-    functional.conv2d_wgrad(
-        x, dy, dw=dw, db=db, **case["options"], workspace=_workspace(case, conv_blocks.conv2d_wgrad(_shape(case), 4))
-    )
-
-    slack = gamma(dy[..., 0].size + 1, U)
-    want_w, want_b = reference.conv2d_wgrad(x, dy, w_shape=w.shape, **case["options"])
-    size_w, size_b = reference.conv2d_wgrad(abs(x), abs(dy), w_shape=w.shape, **case["options"])
-    assert_within(dw, want_w, slack * size_w, axes="krsc", label=str(case))
-    assert_within(db, want_b, slack * size_b, axes="k", label=str(case))
 
 
 def test_relu_in_conv2d_is_relu_of_conv2d():

@@ -7,13 +7,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cubatch.engine import flat_parameters, functional, loss_scale, optim
+from cubatch.engine import flat_parameters, loss_scale, optim
 from cubatch.engine.network import Model
 from cubatch.hardware import probe
 from cubatch.network.graph import Network
 from cubatch.network.layers import BatchNorm2d, Conv2d, Flatten, HardSwish, Linear, MaxPool2d, ReLU
-from cubatch.network.windows import Window
 from tests.engine import rounded
+from tests.engine.layer_by_layer import LayerByLayer
 
 HERE = probe.device("cpu")
 KINDS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -41,7 +41,7 @@ class ByHand:
 
     def __init__(self, model, members, optimizer):
         self.network, self.kind, self.optimizer = model.network, model._flat.dtype, optimizer
-        self.normalised = "norm" in model.parameters
+        self.states = {name: dict(state) for name, state in model.states.items()}
         self.stored, self.master = model._flat.copy(), model._stepper.master.copy()
         self.state = [array.copy() for array in model._stepper.state]
         self.scaling = None if model._stepper.loss_scale is None else model._stepper.loss_scale.copy()
@@ -51,56 +51,16 @@ class ByHand:
         self.shards = [slice(i * BATCH // members, (i + 1) * BATCH // members) for i in range(members)]
         self.steps = 0
 
-    def rounded(self, values):
-        return values.astype(self.kind).astype(np.float32)
-
     def gradients(self, shard, flat):
         """Go forward and back with a part of the batch; give its loss, write its gradients as they are stored."""
-        f, rounded, views = (
-            functional,
-            self.rounded,
-            flat_parameters.views(self.network, self.stored.astype(np.float32)),
-        )
-        wide = np.empty(flat.shape, np.float32)
-        grads = flat_parameters.views(self.network, wide)
-        conv, grouped, last = (views[name] for name in ("conv", "grouped", "last"))
-        x, labels = self.x[shard].astype(np.float32), self.labels[shard]
-        convolved = rounded(f.conv2d(x, conv["w"], conv["b"], pad=(1, 1, 1, 1)))
-        mean, inv_std = np.empty(8, np.float32), np.empty(8, np.float32)
-        normal = convolved
-        if self.normalised:
-            normal = rounded(
-                f.batch_norm_train(convolved, *(views["norm"][name] for name in ("gamma", "beta")), mean=mean,
-                                   inv_std=inv_std, eps=BatchNorm2d().eps, out=np.empty_like(convolved))
-            )  # fmt: skip
-        positive = np.maximum(normal, 0)
-        argmax = np.empty((len(x), 4, 4, 8), np.uint8)
-        pooled = f.max_pool2d(positive, Window(2, 2), argmax=argmax)
-        second = rounded(f.conv2d(pooled, grouped["w"], grouped["b"], groups=2))
-        swished = rounded(f.activation(second, kind="hard_swish"))
-        flattened = swished.reshape(len(x), -1)
-        logits = rounded(f.linear(flattened, last["w"], last["b"]))
-        loss, dlogits = np.zeros(1), np.empty_like(logits)
+        views = flat_parameters.views(self.network, self.stored)
+        layers = LayerByLayer(self.network, views, self.states, self.kind)
         scale = None if self.scaling is None else self.scaling[:1]
-        f.softmax_cross_entropy(logits, labels, loss=loss, dlogits=dlogits, count=BATCH, scale=scale)
-
-        dlogits = rounded(dlogits)
-        f.linear_wgrad(flattened, dlogits, dw=grads["last"]["w"], db=grads["last"]["b"])
-        back = rounded(f.linear_dgrad(dlogits, last["w"])).reshape(swished.shape)
-        back = rounded(f.activation_backward(back, second, kind="hard_swish"))
-        f.conv2d_wgrad(pooled, back, dw=grads["grouped"]["w"], db=grads["grouped"]["b"], groups=2)
-        back = rounded(f.conv2d_dgrad(back, grouped["w"], x_shape=pooled.shape, groups=2))
-        back = f.max_pool2d_backward(back, argmax, Window(2, 2), x_shape=positive.shape)
-        back = np.where(positive > 0, back, np.float32(0))
-        if self.normalised:
-            back = rounded(
-                f.batch_norm_backward(back, convolved, views["norm"]["gamma"], mean=mean, inv_std=inv_std,
-                                      dgamma=grads["norm"]["gamma"], dbeta=grads["norm"]["beta"],
-                                      out=np.empty_like(convolved))
-            )  # fmt: skip
-        f.conv2d_wgrad(x, back, dw=grads["conv"]["w"], db=grads["conv"]["b"], pad=(1, 1, 1, 1))
-        flat[...] = wide.astype(self.kind)
-        return float(loss[0])
+        loss = layers.differentiate(self.x[shard], self.labels[shard], count=BATCH, scale=scale)
+        for name, arrays in flat_parameters.views(self.network, flat).items():
+            for key, array in arrays.items():
+                array[...] = layers.gradients[name][key].astype(self.kind)
+        return loss
 
     def step(self):
         """Take a step; give the loss before it."""

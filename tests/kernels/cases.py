@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import math
 import mmap
-from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -64,29 +63,6 @@ def bound(operations: int, magnitude: Any, want: Any, dtype: str = "float32") ->
     if dtype == "float32":
         return error
     return error + UNIT_ROUNDOFF[dtype] * (np.abs(want) + error) + SMALLEST[dtype] / 2
-
-
-def _sigmoid(x: Array) -> Array:
-    return 1 / (1 + np.exp(-x))
-
-
-def _normal(x: Array) -> Array:
-    return 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
-
-
-FORMULAS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]] = {
-    "relu": (lambda x: np.maximum(x, 0), lambda x: (x > 0) * 1.0),
-    "relu6": (lambda x: np.clip(x, 0, 6), lambda x: ((x > 0) & (x < 6)) * 1.0),
-    "silu": (lambda x: x * _sigmoid(x), lambda x: _sigmoid(x) * (1 + x * (1 - _sigmoid(x)))),
-    "sigmoid": (_sigmoid, lambda x: _sigmoid(x) * (1 - _sigmoid(x))),
-    "hard_sigmoid": (lambda x: np.clip(x + 3, 0, 6) / 6, lambda x: (abs(x) < 3) / 6),
-    "hard_swish": (
-        lambda x: x * np.clip(x + 3, 0, 6) / 6,
-        lambda x: np.where(x <= -3, 0, np.where(x < 3, x / 3 + 0.5, 1)),
-    ),
-    "gelu": (lambda x: x * _normal(x), lambda x: _normal(x) + x * np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)),
-}
-"""Each activation function and its slope, in float64, as the layer's docstring has it."""
 
 
 def reserved(shape: Any, dtype: Any) -> Array:

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import settings
 
 from cubatch.engine.native.context import Context
-from cubatch.errors import CubatchError
-from cubatch.hardware import catalogue, probe
+from cubatch.hardware import catalogue
 from cubatch.hardware.facts import Device
 from tests.cpusim import building
 from tests.cpusim.simulator import SCHEDULES, Simulator
 from tests.gate import is_drawn
+from tests.gpu.here import first_gpu
 
 CPUSIM_DEVICES = {52: "titan-x-maxwell", 70: "v100-sxm2-16gb", 75: "t4", 80: "a100-sxm4-40gb"}
 BUILD = os.environ.get("CUBATCH_CPUSIM", "plain")
@@ -98,20 +98,13 @@ class CudaTarget(Target):
         """Nothing is drawn: the GPU schedules as it does."""
 
 
-def _gpu() -> Device | None:
-    try:
-        return next((device for device in probe.devices() if device.kind == "cuda"), None)
-    except CubatchError:
-        return None
-
-
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 
 
 def target(name: str) -> Target:
     """Give "cuda" or the simulator of an architecture, "cpusim-80"; skip the test where there is none."""
     if name == "cuda":
-        gpu = _gpu()
+        gpu = first_gpu()
         if gpu is None:
             pytest.skip("no GPU in this machine")
         from cubatch.kernels.launch import CudaLauncher

@@ -15,8 +15,9 @@ from cubatch.kernels import variant
 from cubatch.kernels.ranking import SplitKernel
 from tests.cpusim import building
 from tests.cpusim.simulator import Simulator
+from tests.gpu.here import first_gpu
 from tests.kernels import cases
-from tests.kernels.conftest import BUILD, CudaTarget, Target, _gpu
+from tests.kernels.conftest import BUILD, CudaTarget, Target
 
 # Two SMs, so that a block computes several tiles, one after another around its ring of stages.
 H200 = attrs.evolve(catalogue.find("h200-sxm"), num_sms=2)
@@ -34,7 +35,7 @@ SWAPPED = {"float16": "256x64x64", "bfloat16": "256x64x64", "tf32": "256x64x32"}
 def launcher(request):
     """Give the simulator of an H200 of two SMs, or the Hopper GPU of this machine."""
     if request.param == "cuda":
-        gpu = _gpu()
+        gpu = first_gpu()
         if gpu is None or gpu.compute_capability != (9, 0):
             pytest.skip("no Hopper GPU in this machine")
         from cubatch.kernels.launch import CudaLauncher

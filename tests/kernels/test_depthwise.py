@@ -21,15 +21,11 @@ from tests.checks import assert_within
 from tests.cpusim.simulator import Simulator
 from tests.kernels import cases
 from tests.kernels.cases import Conv
-from tests.kernels.placing import place, room
+from tests.kernels.passes import Passes, clamped
 from tests.thorough import examples
 
 FEW = settings(max_examples=examples(40), deadline=None)
 H200 = Device(name="H200", num_sms=132, compute_capability=(9, 0))
-
-
-def element(dtype):
-    return cases.encoded(0, dtype).dtype
 
 
 def convolution(*, n=1, h=5, w=5, c=8, taps=3, stride=1, pad=(1, 1, 1, 1)):
@@ -53,72 +49,26 @@ def depthwise_cases(draw):
     )
 
 
-def check_fprop(launcher, function, conv, dtype, shift=0, seed=0):
-    """Compare y with float64; by the seed with or without bias and ReLU."""
-    random = np.random.default_rng(seed)
-    has_bias, relu = seed % 2 == 1, seed // 2 % 2 == 1
-    x, w, b = (cases.drawn(random, shape, dtype) for shape in (conv.x_shape, conv.w_shape, (conv.k,)))
-    y = room(launcher, conv.y_shape, element(dtype), shift)
-    arrays = [place(launcher, x, shift), launcher.put(w), launcher.put(b) if has_bias else None]
-    function(launcher.context(), *arrays, relu=relu, out=y, **conv.options)
-    x, w, b = cases.decoded(x), cases.decoded(w), cases.decoded(b) * has_bias
-    want, magnitude = cases.conv2d(conv, x, w, b), cases.conv2d(conv, abs(x), abs(w), abs(b))
-    want = np.maximum(want, 0) if relu else want
-    tolerance = cases.bound(conv.r * conv.s + 1, magnitude, want, dtype)
-    assert_within(cases.decoded(launcher.get(y)), want, tolerance, axes="npqc", label=f"{conv} {dtype}")
+def check(launcher, direction, conv, dtype, shift=0, seed=0, **run):
+    """Check a pass; by the seed with or without bias and ReLU."""
+    passes = Passes(launcher, launcher.context(), dtype, seed, ends=clamped, shift=shift)
+    more = {
+        "fprop": {"bias": seed % 2 == 1, "activation": "relu" if seed // 2 % 2 else "none"}, "dgrad": {},
+        "wgrad": {"bias": seed % 2 == 1},
+    }  # fmt: skip
+    getattr(passes, direction)(conv, **more[direction], **run)
 
 
-def check_dgrad(launcher, function, conv, dtype, shift=0, seed=0):
-    """Compare dx with float64."""
-    random = np.random.default_rng(seed)
-    dy, w = (cases.drawn(random, shape, dtype) for shape in (conv.y_shape, conv.w_shape))
-    dx = room(launcher, conv.x_shape, element(dtype), shift)
-    arrays = place(launcher, dy, shift), launcher.put(w)
-    function(launcher.context(), *arrays, x_shape=conv.x_shape, out=dx, **conv.options)
-    dy, w = cases.decoded(dy), cases.decoded(w)
-    want, magnitude = cases.conv2d_dgrad(conv, dy, w), cases.conv2d_dgrad(conv, abs(dy), abs(w))
-    tolerance = cases.bound(conv.r * conv.s, magnitude, want, dtype)
-    assert_within(cases.decoded(launcher.get(dx)), want, tolerance, axes="nhwc", label=f"{conv} {dtype}")
-
-
-def check_wgrad(launcher, function, conv, dtype, shift=0, seed=0):
-    """Compare dw, and by the seed db, with float64."""
-    random = np.random.default_rng(seed)
-    x, dy = (cases.drawn(random, shape, dtype) for shape in (conv.x_shape, conv.y_shape))
-    dw = launcher.unwritten(conv.w_shape, element(dtype))
-    db = launcher.unwritten((conv.k,), element(dtype)) if seed % 2 else None
-    function(launcher.context(), place(launcher, x, shift), launcher.put(dy), dw=dw, db=db, **conv.options)
-    x, dy = cases.decoded(x), cases.decoded(dy)
-    want, magnitude = cases.conv2d_wgrad(conv, x, dy), cases.conv2d_wgrad(conv, abs(x), abs(dy))
-    terms = int(np.prod(conv.y_shape[:3]))
-    for got, exact, size in zip((dw, db), want, magnitude, strict=True):
-        if got is not None:
-            tolerance = cases.bound(terms, size, exact, dtype)
-            assert_within(cases.decoded(launcher.get(got)), exact, tolerance, label=f"{conv} {dtype}")
-
-
-@given(depthwise_cases())
+@pytest.mark.parametrize("direction", ["fprop", "dgrad", "wgrad"])
+@given(case=depthwise_cases())
 @FEW
-def test_fprop_stays_within_the_rounding_of_its_sums(launcher, case):
-    """An output has a product for each tap, then a bias: also where arrays start between vectors, or pads are wide."""
-    conv, dtype, shift, seed = case
-    check_fprop(launcher, native_conv.conv2d, conv, dtype, shift, seed)
+def test_passes_stay_within_the_rounding_of_their_sums(launcher, direction, case):
+    """
+    An output has a product for each tap, then a bias; a tap's gradient and a bias's are sums over all output pixels.
 
-
-@given(depthwise_cases())
-@FEW
-def test_dgrad_stays_within_the_rounding_of_its_sums(launcher, case):
-    """A pixel's gradient has a product for each tap that read it; pixels that none read are zeros."""
-    conv, dtype, shift, seed = case
-    check_dgrad(launcher, native_conv.conv2d_dgrad, conv, dtype, shift, seed)
-
-
-@given(depthwise_cases())
-@FEW
-def test_wgrad_stays_within_the_rounding_of_its_sums(launcher, case):
-    """A tap's gradient and a bias's are sums over all output pixels, in whatever order; the bias's may be left out."""
-    conv, dtype, shift, seed = case
-    check_wgrad(launcher, native_conv.conv2d_wgrad, conv, dtype, shift, seed)
+    Also where arrays start between vectors, or pads are wide; pixels that no tap read have gradients of zero.
+    """
+    check(launcher, direction, *case)
 
 
 # Many slabs, the last one short (c = 140 is 35 vectors of 4, 140 of 1; 70 is 35 of 2); many strips, of 3 channels one
@@ -133,20 +83,15 @@ LARGE = [
     (convolution(n=2, h=17, w=13, c=70, taps=7, pad=(3, 3, 3, 3)), "float16", 0),
     (convolution(n=1, h=15, w=9, c=140, taps=7, stride=2, pad=(3, 3, 3, 3)), "float32", 0),
 ]
-PASSES = {
-    "fprop": (check_fprop, native_conv.conv2d, naive.conv2d),
-    "dgrad": (check_dgrad, native_conv.conv2d_dgrad, naive.conv2d_dgrad),
-    "wgrad": (check_wgrad, native_conv.conv2d_wgrad, naive.conv2d_wgrad),
-}
+NAIVE = {"fprop": naive.conv2d, "dgrad": naive.conv2d_dgrad, "wgrad": naive.conv2d_wgrad}
 
 
-@pytest.mark.parametrize("name", PASSES)
+@pytest.mark.parametrize("direction", NAIVE)
 @pytest.mark.parametrize(("conv", "dtype", "shift"), LARGE, ids=str)
-def test_naive_and_depthwise_are_right_for_the_same_large_shapes(launcher, conv, dtype, shift, name):
+def test_naive_and_depthwise_are_right_for_the_same_large_shapes(launcher, conv, dtype, shift, direction):
     """Several blocks, slabs and strips: both families keep the bound."""
-    check, *functions = PASSES[name]
-    for function in functions:
-        check(launcher, function, conv, dtype, shift, seed=3)
+    check(launcher, direction, conv, dtype, shift, seed=3)
+    check(launcher, direction, conv, dtype, shift, seed=3, run=NAIVE[direction])
 
 
 def test_sums_do_not_depend_on_the_order_of_blocks(launcher):

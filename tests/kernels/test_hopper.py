@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cubatch.engine.native import conv, gemm
+from cubatch.engine.native import gemm
 from cubatch.engine.native.context import Context
 from cubatch.engine.native.operands import Fused
 from cubatch.kernels import tensor_map
@@ -23,10 +23,11 @@ from tests.checks import assert_within
 from tests.kernels import cases, epilogues, hopper_cases
 from tests.kernels.conftest import BUILD
 from tests.kernels.hopper_cases import H200, TILES, bound, context, element
+from tests.kernels.passes import Passes
+from tests.kernels.tiles import SEEDS
 
 launcher = hopper_cases.launcher
 
-SEEDS = st.integers(0, 2**32 - 1)
 FEW = settings(max_examples=16 if BUILD == "plain" else 4, deadline=None)
 
 
@@ -48,8 +49,8 @@ def products(draw):
     return dtype, layout, *drawn, swapped
 
 
-def operand(random, rows, columns, dtype, *, turned):
-    return cases.drawn(random, (columns, rows) if turned else (rows, columns), dtype)
+def passes(launcher, dtype, seed=0, *, swapped=False):
+    return Passes(launcher, context(launcher, swapped=swapped), dtype, seed, bound=bound)
 
 
 @given(products(), st.sampled_from(["none", "relu", "silu"]), epilogues.PARTS, SEEDS)
@@ -58,24 +59,9 @@ def operand(random, rows, columns, dtype, *, turned):
 @FEW
 def test_products_stay_within_the_rounding_of_their_sums(launcher, product, activation, parts, seed):
     """Each output is a dot product of length k and its layout's epilogue, residues on every axis."""
-    (dtype, layout, m, n, k, swapped), random = product, np.random.default_rng(seed)
-    a = operand(random, m, k, dtype, turned=layout[0] == "t")
-    b = operand(random, k, n, dtype, turned=layout[1] == "t")
-    end = epilogues.drawn(random, layout, m, n, dtype, activation=activation, parts=parts)
-    out = launcher.unwritten((m, n), element(dtype))
-    bias, fused = end.put(launcher)
-    where = context(launcher, swapped=swapped)
-    gemm.gemm(where, launcher.put(a), launcher.put(b), bias, layout=layout, out=out, fused=fused)
-    left = cases.decoded(a).T if layout[0] == "t" else cases.decoded(a)
-    right = cases.decoded(b).T if layout[1] == "t" else cases.decoded(b)
-    want = end.masked(left @ right + end.added())
-    error, slope = end.masked(bound(k + 1, abs(left) @ abs(right) + abs(end.added()), want, dtype)), 1.0
-    if end.activation == "relu":
-        want = np.maximum(want, 0)
-    elif end.activation == "silu":  # its slope is below 1.1; 4 more roundings
-        want, slope = want / (1 + np.exp(-want)), 1.1
-        error = error + cases.bound(8, abs(want), want, dtype)
-    assert_within(cases.decoded(launcher.get(out)), want, slope * error, axes="mn", label=f"{dtype} {layout}")
+    dtype, layout, *extents, swapped = product
+    check = passes(launcher, dtype, seed, swapped=swapped)
+    check.product(layout, extents, activation=activation, parts=parts)
 
 
 @st.composite
@@ -91,53 +77,24 @@ def convolutions(draw, *dtypes, most_n=3):
 @FEW
 def test_fprop_stays_within_the_rounding_of_its_sums(launcher, convolution, swapped, seed):
     """Any stride, one-sided pad and dilation, images that differ in height and width, with bias and ReLU."""
-    (dtype, drawn), random = convolution, np.random.default_rng(seed)
-    x, w, b = (cases.drawn(random, shape, dtype) for shape in (drawn.x_shape, drawn.w_shape, (drawn.k,)))
-    y = launcher.unwritten(drawn.y_shape, element(dtype))
-    fused = Fused(activation="relu")
-    where = context(launcher, swapped=swapped)
-    conv.conv2d(where, launcher.put(x), launcher.put(w), launcher.put(b), out=y, fused=fused, **drawn.options)
-    x, w, b = cases.decoded(x), cases.decoded(w), cases.decoded(b)
-    want, magnitude = cases.conv2d(drawn, x, w, b), cases.conv2d(drawn, abs(x), abs(w), abs(b))
-    tolerance = bound(w[0].size + 1, magnitude, want, dtype)
-    assert_within(cases.decoded(launcher.get(y)), np.maximum(want, 0), tolerance, axes="npqk", label=str(drawn))
+    dtype, drawn = convolution
+    passes(launcher, dtype, seed, swapped=swapped).fprop(drawn, activation="relu")
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES)
 def test_a_plain_dgrad_of_one_phase_is_stored_by_the_copy_engine(launcher, dtype):
     """What training runs most: stride 1 and nothing fused; the last rows are a part of a tile."""
     drawn = cases.Conv(n=3, h=9, w=11, c=72, k=64, r=3, s=2, pad=(1, 1, 0, 1))
-    random = np.random.default_rng(len(dtype))
-    dy, w = cases.drawn(random, drawn.y_shape, dtype), cases.drawn(random, drawn.w_shape, dtype)
-    dx = launcher.unwritten(drawn.x_shape, element(dtype))
-    conv.conv2d_dgrad(
-        context(launcher), launcher.put(dy), launcher.put(w), x_shape=drawn.x_shape, out=dx, **drawn.options
-    )  # fmt: skip
-    dy, w = cases.decoded(dy), cases.decoded(w)
-    want, magnitude = cases.conv2d_dgrad(drawn, dy, w), cases.conv2d_dgrad(drawn, abs(dy), abs(w))
-    tolerance = bound(drawn.k * drawn.r * drawn.s, magnitude, want, dtype)
-    assert_within(cases.decoded(launcher.get(dx)), want, tolerance, axes="nhwc", label=dtype)
+    passes(launcher, dtype).dgrad(drawn)
 
 
 @given(convolutions(*cases.DTYPES, most_n=11), st.booleans(), st.sampled_from(("residual", "positive")), SEEDS)
 @FEW
 def test_dgrad_adds_to_a_residual_and_masks_by_relu(launcher, convolution, swapped, in_place, seed):
     """Each phase of the stride writes its pixels, also those without a tap; one operand has the output's memory."""
-    (dtype, drawn), random = convolution, np.random.default_rng(seed)
-    dy, w = cases.drawn(random, drawn.y_shape, dtype), cases.drawn(random, drawn.w_shape, dtype)
-    residual, mask = cases.drawn(random, drawn.x_shape, dtype), cases.drawn(random, drawn.x_shape, dtype)
-    terms = {"residual": launcher.put(residual), "positive": launcher.put(mask)}
-    dx = terms[in_place]
-    conv.conv2d_dgrad(
-        context(launcher, swapped=swapped), launcher.put(dy), launcher.put(w), x_shape=drawn.x_shape, out=dx,
-        **terms, **drawn.options,
-    )  # fmt: skip
-    dy, w, residual = cases.decoded(dy), cases.decoded(w), cases.decoded(residual)
-    passes = cases.decoded(mask) > 0
-    want = np.where(passes, cases.conv2d_dgrad(drawn, dy, w) + residual, 0)
-    magnitude = cases.conv2d_dgrad(drawn, abs(dy), abs(w)) + abs(residual)
-    tolerance = np.where(passes, bound(drawn.k * drawn.r * drawn.s + 1, magnitude, want, dtype), 0)
-    assert_within(cases.decoded(launcher.get(dx)), want, tolerance, axes="nhwc", label=str(drawn))
+    dtype, drawn = convolution
+    check = passes(launcher, dtype, seed, swapped=swapped)
+    check.dgrad(drawn, parts=("residual", "positive"), in_place=in_place)
 
 
 class Counting:
@@ -157,72 +114,51 @@ class Counting:
 def test_phases_of_a_stride_are_launched_four_at_a_time(launcher, dtype):
     """Nine of a stride of 3, of which those that two taps reach have twice the steps; the last launch has one."""
     drawn = cases.Conv(n=2, h=11, w=13, c=72, k=64, r=4, s=5, stride=(3, 3), pad=(1, 1, 2, 0))
-    random = np.random.default_rng(3)
-    dy, w = (cases.drawn(random, shape, dtype) for shape in (drawn.y_shape, drawn.w_shape))
-    counting, dx = Counting(launcher.launcher), launcher.unwritten(drawn.x_shape, element(dtype))
-    where = attrs.evolve(context(launcher), launcher=counting)
+    counting, check = Counting(launcher.launcher), passes(launcher, dtype)
     if dtype == "float32":  # transposed by a launch that has no phases
         counting.bind = launcher.launcher.bind
-    conv.conv2d_dgrad(where, launcher.put(dy), launcher.put(w), x_shape=drawn.x_shape, out=dx, **drawn.options)
+    attrs.evolve(check, where=attrs.evolve(check.where, launcher=counting)).dgrad(drawn)
     assert counting.phases == ([] if dtype == "float32" else [4, 4, 1])
-    dy, w = cases.decoded(dy), cases.decoded(w)
-    want, magnitude = cases.conv2d_dgrad(drawn, dy, w), cases.conv2d_dgrad(drawn, abs(dy), abs(w))
-    assert_within(cases.decoded(launcher.get(dx)), want, bound(drawn.k * 4, magnitude, want, dtype), axes="nhwc")
 
 
 @pytest.mark.parametrize(("is_added", "is_masked", "phases"), [(True, False, 1), (True, True, 4), (False, False, 4)])
 def test_phases_without_a_tap_are_done_where_they_change_something(launcher, is_added, is_masked, phases):
     """Of a 1x1 filter at stride 2 one phase of four has a tap: the others write zeros, mask, or add nothing."""
-    drawn, random = cases.Conv(n=2, h=9, w=11, c=72, k=64, r=1, s=1, stride=(2, 2)), np.random.default_rng(9)
-    shapes = (drawn.y_shape, drawn.w_shape, drawn.x_shape, drawn.x_shape)
-    dy, w, before, mask = (cases.drawn(random, shape, "float16") for shape in shapes)
-    dx, counting = launcher.put(before), Counting(launcher.launcher)
-    ending = {"residual": dx if is_added else None, "positive": launcher.put(mask) if is_masked else None}
-    conv.conv2d_dgrad(
-        attrs.evolve(context(launcher), launcher=counting), launcher.put(dy), launcher.put(w), x_shape=drawn.x_shape,
-        out=dx, **ending, **drawn.options,
-    )  # fmt: skip
+    drawn = cases.Conv(n=2, h=9, w=11, c=72, k=64, r=1, s=1, stride=(2, 2))
+    counting, check = Counting(launcher.launcher), passes(launcher, "float16")
+    check = attrs.evolve(check, where=attrs.evolve(check.where, launcher=counting))
+    parts = ("residual",) * is_added + ("positive",) * is_masked
+    check.dgrad(drawn, parts=parts, in_place="residual" if is_added else "")
     assert counting.phases == [phases]
-    dy, w, before = cases.decoded(dy), cases.decoded(w), cases.decoded(before) * is_added
-    passes = (cases.decoded(mask) > 0) if is_masked else True
-    want = np.where(passes, cases.conv2d_dgrad(drawn, dy, w) + before, 0)
-    magnitude = cases.conv2d_dgrad(drawn, abs(dy), abs(w)) + abs(before)
-    tolerance = np.where(passes, bound(drawn.k + 1, magnitude, want, "float16"), 0)
-    assert_within(cases.decoded(launcher.get(dx)), want, tolerance, axes="nhwc")
 
 
 @given(convolutions(*TILES), SEEDS)
 @FEW
 def test_wgrad_stays_within_the_rounding_of_its_sums(launcher, convolution, seed):
     """A filter element's gradient is a sum over all output pixels, of whichever tap and box of channels."""
-    (dtype, drawn), random = convolution, np.random.default_rng(seed)
-    x, dy = cases.drawn(random, drawn.x_shape, dtype), cases.drawn(random, drawn.y_shape, dtype)
-    dw = launcher.unwritten(drawn.w_shape, element(dtype))
-    conv.conv2d_wgrad(context(launcher), launcher.put(x), launcher.put(dy), dw=dw, **drawn.options)
-    x, dy = cases.decoded(x), cases.decoded(dy)
-    (want, _), (magnitude, _) = cases.conv2d_wgrad(drawn, x, dy), cases.conv2d_wgrad(drawn, abs(x), abs(dy))
-    tolerance = bound(dy[..., 0].size + 1, magnitude, want, dtype)
-    assert_within(cases.decoded(launcher.get(dw)), want, tolerance, axes="krsc", label=str(drawn))
+    dtype, drawn = convolution
+    passes(launcher, dtype, seed).wgrad(drawn)
 
 
-@pytest.mark.parametrize("is_added", [False, True])
-@pytest.mark.parametrize("swapped", [False, True])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_a_mask_comes_through_the_ring(launcher, monkeypatch, dtype, swapped, is_added):
-    """A sum passes where its own element is positive or NaN, not where it is zero: of several tiles, cut off twice."""
-    (m, n), k, random, seen, launch = (
-        (1100, 72) if swapped else (300, 296),
-        72,
-        np.random.default_rng(4),
-        [],
-        Context.launch,
-    )
+@pytest.fixture
+def walks(monkeypatch):
+    """Return a list that receives how each launch walks over its tiles."""
+    seen, launch = [], Context.launch
 
     def noted(context, kernel, grid, arguments):
         seen.extend(value["of"][0] for value in arguments if isinstance(value, np.void) and "of" in value.dtype.names)
         launch(context, kernel, grid, arguments)
 
     monkeypatch.setattr(Context, "launch", noted)
+    return seen
+
+
+@pytest.mark.parametrize("is_added", [False, True])
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_mask_comes_through_the_ring(launcher, walks, dtype, swapped, is_added):
+    """A sum passes where its own element is positive or NaN, not where it is zero: of several tiles, cut off twice."""
+    (m, n), k, random = (1100, 72) if swapped else (300, 296), 72, np.random.default_rng(4)
     a, b = cases.drawn(random, (m, k), dtype), cases.drawn(random, (k, n), dtype)
     values = random.choice([-1.0, -0.0, 0.0, 2.0, np.nan], size=(m, n))
     residual = cases.drawn(random, (m, n), dtype) if is_added else cases.encoded(np.zeros((m, n)), dtype)
@@ -231,7 +167,7 @@ def test_a_mask_comes_through_the_ring(launcher, monkeypatch, dtype, swapped, is
     out = launcher.unwritten((m, n), element(dtype))
     where = context(launcher, swapped=swapped)
     gemm.gemm(where, launcher.put(a), launcher.put(b), layout="nn", out=out, fused=fused)
-    assert [(bool(w["stores_tiles"]), bool(w["adds_tiles"]), bool(w["masks_tiles"])) for w in seen] == [
+    assert [(bool(w["stores_tiles"]), bool(w["adds_tiles"]), bool(w["masks_tiles"])) for w in walks] == [
         (True, is_added, True)
     ]
     a, b, residual = map(cases.decoded, (a, b, residual))
@@ -245,17 +181,7 @@ def test_a_mask_comes_through_the_ring(launcher, monkeypatch, dtype, swapped, is
 def test_scale_and_shift_are_of_columns(launcher, swapped):
     """A folded batch norm, bias and residual at once, where rows are stored 4 at a time and where not."""
     for n in (72, 70):
-        random = np.random.default_rng(n)
-        a, b = cases.drawn(random, (130, 64), "float16"), cases.drawn(random, (n, 64), "float16")
-        bias, residual = cases.drawn(random, (n,), "float16"), cases.drawn(random, (130, n), "float16")
-        scale, shift = cases.drawn(random, (n,)), cases.drawn(random, (n,))
-        fused = Fused(scale=launcher.put(scale), shift=launcher.put(shift), residual=launcher.put(residual))
-        where = context(launcher, swapped=swapped)
-        out = gemm.gemm(where, launcher.put(a), launcher.put(b), launcher.put(bias), fused=fused)
-        a, b, bias, residual = map(cases.decoded, (a, b, bias, residual))
-        want = scale * (a @ b.T) + shift + bias + residual
-        magnitude = abs(scale) * (abs(a) @ abs(b).T) + abs(shift) + abs(bias) + abs(residual)
-        assert_within(cases.decoded(launcher.get(out)), want, bound(64 + 4, magnitude, want, "float16"), axes="mn")
+        passes(launcher, "float16", n, swapped=swapped).columns((130, n, 64))
 
 
 @pytest.mark.parametrize("extents", [(300, 296, 72), (130, 72, 200)], ids=str)
@@ -278,13 +204,9 @@ def test_a_residual_comes_to_its_own_element(launcher, swapped, in_place, dtype,
     assert_within(cases.decoded(launcher.get(out)), np.maximum(want, 0), within, axes="mn", label=dtype)
 
 
-def test_a_residual_takes_the_ring_where_it_can(launcher, monkeypatch):
+def test_a_residual_takes_the_ring_where_it_can(launcher, walks):
     """Of 16 bits, at multiples of 16 bytes, with a bias and a ReLU at most; else sums are stored another way."""
-    seen, launch, n = [], Context.launch, 72
-
-    def noted(context, kernel, grid, arguments):
-        seen.extend(value["of"][0] for value in arguments if isinstance(value, np.void) and "of" in value.dtype.names)
-        launch(context, kernel, grid, arguments)
+    n = 72
 
     def ways(dtype, *, tile=None, offset=0, ends=()):
         """Whether the copy engine stores the product, and whether it brings the residual."""
@@ -293,12 +215,11 @@ def test_a_residual_takes_the_ring_where_it_can(launcher, monkeypatch):
         residual = launcher.put(np.zeros(130 * n + offset, kind))[offset:].reshape(130, n)
         fused = Fused(residual=residual, **{name: launcher.put(np.ones(n, np.float32)) for name in ends})
         where = launcher.context(chooser=functools.partial(hopper_cases.chooser, tile=tile), tf32=True)
-        seen.clear()
+        walks.clear()
         gemm.gemm(where, a, b, out=launcher.put(np.zeros((130, n), kind)), fused=fused)
-        (walk,) = seen
+        (walk,) = walks
         return bool(walk["stores_tiles"]), bool(walk["adds_tiles"])
 
-    monkeypatch.setattr(Context, "launch", noted)
     assert ways("float16") == ways("bfloat16") == (True, True)
     assert ways("float32") == (False, False)
     assert ways("float16", offset=4) == (False, False)

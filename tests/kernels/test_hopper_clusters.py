@@ -9,14 +9,15 @@ import attrs
 import numpy as np
 import pytest
 
-from cubatch.engine.native import conv, gemm
+from cubatch.engine.native import gemm
 from cubatch.engine.native.operands import Fused
 from tests.checks import assert_within
 from tests.cpusim import building
 from tests.cpusim.simulator import SCHEDULES, Simulator
 from tests.kernels import cases, hopper_cases
 from tests.kernels.conftest import BUILD, Target
-from tests.kernels.hopper_cases import H200, bound, chooser, element
+from tests.kernels.hopper_cases import H200, bound, chooser
+from tests.kernels.passes import Passes
 
 launcher = hopper_cases.launcher
 
@@ -39,25 +40,15 @@ def clustered(launcher, dtype, *, sms=2, slices=None):
     return attrs.evolve(where, device=attrs.evolve(launcher.device, num_sms=sms))
 
 
-def check_product(launcher, where, dtype, layout, extents, slices=1):
-    """Multiply what is drawn, and compare with float64."""
-    m, n, k = extents
-    a, b = (cases.drawn(rng(seed), shape, dtype) for seed, shape in ((1, (m, k)), (2, (k, n))))
-    held = (a.T.copy() if layout[0] == "t" else a), (b.T.copy() if layout[1] == "t" else b)
-    out = launcher.unwritten((m, n), element(dtype))
-    gemm.gemm(where, *map(launcher.put, held), layout=layout, out=out)
-    a, b = cases.decoded(a), cases.decoded(b)
-    want = a @ b
-    assert_within(
-        cases.decoded(launcher.get(out)), want, bound(k + slices - 1, abs(a) @ abs(b), want, dtype), axes="mn"
-    )
+def passes(launcher, dtype, **changes):
+    return Passes(launcher, clustered(launcher, dtype, **changes), dtype, bound=bound, more=changes.get("slices", 0))
 
 
 @pytest.mark.parametrize("extents", [ODD, SINGLE, EVEN], ids=["odd", "single", "even"])
 @pytest.mark.parametrize(("dtype", "layout"), EVERY)
 def test_products_stay_within_the_rounding_of_their_sums(launcher, dtype, layout, extents):
     """Rows of tiles that are odd leave the second block of a cluster without any: it still loads half for both."""
-    check_product(launcher, clustered(launcher, dtype), dtype, layout, extents)
+    passes(launcher, dtype).product(layout, extents)
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES)
@@ -77,31 +68,18 @@ def test_each_block_loads_what_its_own_tile_is_added_to(launcher, dtype):
 @pytest.mark.parametrize(("dtype", "layout"), EVERY)
 def test_slices_are_of_whole_clusters(launcher, dtype, layout):
     """Three slices of 13 steps or fewer on two clusters: the last one is shorter, and shared by both blocks."""
-    where = clustered(launcher, dtype, sms=4, slices=3)
-    check_product(launcher, where, dtype, layout, (136, 72, 392), slices=3)
+    passes(launcher, dtype, sms=4, slices=3).product(layout, (136, 72, 392))
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES)
 def test_a_convolutions_passes_stay_within_the_rounding_of_their_sums(launcher, dtype):
     """Three rows of tiles forward and of a gradient; of a filter's one, so that every second block is idle."""
     drawn = cases.Conv(n=3, h=13, w=18, c=136, k=72, r=3, s=2, stride=(2, 1), dilation=(1, 2), pad=(2, 1, 0, 3))
-    x, w, dy = (cases.drawn(rng(3), shape, dtype) for shape in (drawn.x_shape, drawn.w_shape, drawn.y_shape))
-    wide = [cases.decoded(array) for array in (x, w, dy)]
-    where, held = clustered(launcher, dtype), [launcher.put(array) for array in (x, w, dy)]
-
-    def check(got, compute, terms, *operands, axes):
-        want, magnitude = (compute(drawn, *map(f, operands)) for f in (np.asarray, abs))
-        assert_within(cases.decoded(launcher.get(got)), want, bound(terms, magnitude, want, dtype), axes=axes)
-
-    y, dx = launcher.unwritten(drawn.y_shape, x.dtype), launcher.unwritten(drawn.x_shape, x.dtype)
-    conv.conv2d(where, held[0], held[1], out=y, **drawn.options)
-    check(y, cases.conv2d, w[0].size, wide[0], wide[1], axes="npqk")
-    conv.conv2d_dgrad(where, held[2], held[1], x_shape=drawn.x_shape, out=dx, **drawn.options)
-    check(dx, cases.conv2d_dgrad, drawn.k * 6, wide[2], wide[1], axes="nhwc")
+    check = passes(launcher, dtype)
+    check.fprop(drawn, bias=False)
+    check.dgrad(drawn)
     if dtype != "float32":
-        dw = launcher.unwritten(drawn.w_shape, x.dtype)
-        conv.conv2d_wgrad(where, held[0], held[2], dw=dw, **drawn.options)
-        check(dw, lambda *args: cases.conv2d_wgrad(*args)[0], dy[..., 0].size, wide[0], wide[2], axes="krsc")
+        check.wgrad(drawn)
 
 
 class Widened:
@@ -121,8 +99,8 @@ class Widened:
 
 def test_clusters_without_a_tile_end_with_the_others(launcher):
     """Two clusters more than there are tiles: they have nothing to load, to compute or to wait for."""
-    where = attrs.evolve(clustered(launcher, "float16"), launcher=Widened(launcher.launcher))
-    check_product(launcher, where, "float16", "nt", SINGLE)
+    check = passes(launcher, "float16")
+    attrs.evolve(check, where=attrs.evolve(check.where, launcher=Widened(launcher.launcher))).product("nt", SINGLE)
 
 
 @pytest.mark.skipif(BUILD == "thread", reason="the same lines as above, in more orders")

@@ -22,6 +22,7 @@ from tests.cpusim.simulator import SCHEDULES, Simulator
 from tests.kernels import cases, hopper_cases
 from tests.kernels.conftest import BUILD, Target
 from tests.kernels.hopper_cases import H200, SWAPPED, TILES, bound, chooser, context, element
+from tests.kernels.passes import Passes, repeats, watched
 from tests.simulated import IS_SIMULATED
 
 launcher = hopper_cases.launcher
@@ -38,11 +39,7 @@ def rng(seed):
 @pytest.mark.parametrize("dtype", cases.DTYPES)
 def test_512_channels_go_around_the_ring_for_every_tap(launcher, dtype, swapped):
     """72 steps along gemm_k or more through 4 or 6 stages, of a strided and padded filter."""
-    x, w = (cases.drawn(rng(0), shape, dtype) for shape in (CHANNELS.x_shape, CHANNELS.w_shape))
-    y = conv.conv2d(context(launcher, swapped=swapped), launcher.put(x), launcher.put(w), **CHANNELS.options)
-    x, w = cases.decoded(x), cases.decoded(w)
-    want, magnitude = cases.conv2d(CHANNELS, x, w), cases.conv2d(CHANNELS, abs(x), abs(w))
-    assert_within(cases.decoded(launcher.get(y)), want, bound(512 * 9, magnitude, want, dtype), axes="npqk")
+    Passes(launcher, context(launcher, swapped=swapped), dtype, bound=bound).fprop(CHANNELS, bias=False)
 
 
 @SWAPS
@@ -50,23 +47,13 @@ def test_512_channels_go_around_the_ring_for_every_tap(launcher, dtype, swapped)
 def test_the_gradient_of_512_filters_goes_around_the_ring_for_every_tap(launcher, dtype, swapped):
     """Phases of 3 and 6 taps of 8 or 16 steps each."""
     drawn = attrs.evolve(CHANNELS, c=CHANNELS.k, k=CHANNELS.c)
-    dy, w = (cases.drawn(rng(1), shape, dtype) for shape in (drawn.y_shape, drawn.w_shape))
-    where = context(launcher, swapped=swapped)
-    dx = conv.conv2d_dgrad(where, launcher.put(dy), launcher.put(w), x_shape=drawn.x_shape, **drawn.options)
-    dy, w = cases.decoded(dy), cases.decoded(w)
-    want, magnitude = cases.conv2d_dgrad(drawn, dy, w), cases.conv2d_dgrad(drawn, abs(dy), abs(w))
-    assert_within(cases.decoded(launcher.get(dx)), want, bound(512 * 9, magnitude, want, dtype), axes="nhwc")
+    Passes(launcher, context(launcher, swapped=swapped), dtype, bound=bound).dgrad(drawn)
 
 
 @pytest.mark.parametrize("dtype", TILES)
 def test_the_filters_gradient_has_512_channels_a_tap(launcher, dtype):
     """Eight boxes of channels a tap: 36 or 18 tiles for two SMs."""
-    x, dy = (cases.drawn(rng(2), shape, dtype) for shape in (CHANNELS.x_shape, CHANNELS.y_shape))
-    dw = launcher.unwritten(CHANNELS.w_shape, element(dtype))
-    conv.conv2d_wgrad(context(launcher), launcher.put(x), launcher.put(dy), dw=dw, **CHANNELS.options)
-    x, dy = cases.decoded(x), cases.decoded(dy)
-    (want, _), (magnitude, _) = (cases.conv2d_wgrad(CHANNELS, f(x), f(dy)) for f in (np.asarray, abs))
-    assert_within(cases.decoded(launcher.get(dw)), want, bound(dy[..., 0].size, magnitude, want, dtype), axes="krsc")
+    Passes(launcher, context(launcher), dtype, bound=bound).wgrad(CHANNELS)
 
 
 def integers(random, dtype, *shape):
@@ -119,40 +106,26 @@ def exact(got, want, dtype):
     assert np.array_equal(got, cases.encoded(want, dtype))
 
 
-def split(launcher, seen, *, swapped=False):
-    """Give the context of 100 SMs, for which few tiles are split, and note the slices of each product."""
-
-    def watch(problem, device, prepare=None):
-        chosen = chooser(problem, device, swapped=swapped)
-        seen.append(chosen.slices)
-        return chosen
-
+def split(launcher, *, swapped=False):
+    """Give the context of 100 SMs, for which few tiles are split, and the list of the slices of each product."""
+    choose, slices = watched(functools.partial(chooser, swapped=swapped))
     device = attrs.evolve(launcher.device, num_sms=100)
-    return attrs.evolve(launcher.context(chooser=watch, tf32=True), device=device)
+    return attrs.evolve(launcher.context(chooser=choose, tf32=True), device=device), slices
 
 
 @pytest.mark.parametrize("dtype", TILES)
 def test_a_split_product_repeats_itself_to_the_bit(launcher, dtype):
     """Few tiles and many pixels are split into slices, whose sums are added up in one order."""
-    drawn, seen = cases.Conv(n=3, h=30, w=28, c=24, k=16, r=1, s=2), []
-    x, dy = (cases.drawn(rng(1), shape, dtype) for shape in (drawn.x_shape, drawn.y_shape))
-    results = []
-    for _ in range(2):
-        dw = launcher.unwritten(drawn.w_shape, element(dtype))
-        conv.conv2d_wgrad(split(launcher, seen), launcher.put(x), launcher.put(dy), dw=dw)
-        results.append(launcher.get(dw))
-    assert min(seen) > 1
-    assert results[0].tobytes() == results[1].tobytes()
-    x, dy = cases.decoded(x), cases.decoded(dy)
-    (want, _), (magnitude, _) = cases.conv2d_wgrad(drawn, x, dy), cases.conv2d_wgrad(drawn, abs(x), abs(dy))
-    assert_within(cases.decoded(results[0]), want, bound(dy[..., 0].size + seen[0], magnitude, want, dtype))
+    where, slices = split(launcher)
+    drawn = cases.Conv(n=3, h=30, w=28, c=24, k=16, r=1, s=2)
+    check = repeats(Passes(launcher, where, dtype, bound=bound, more=128), "wgrad", drawn)
+    assert 1 < min(slices) <= max(slices) <= check.more
 
 
 @SWAPS
 def test_slices_and_a_transposed_operand_share_the_workspace_that_is_planned(launcher, swapped):
     """Of tf32: b is laid along gemm_k first, its slices' sums behind it, in as many bytes as the plan has."""
-    seen = []
-    where = split(launcher, seen, swapped=swapped)
+    where, seen = split(launcher, swapped=swapped)
     a, b = cases.drawn(rng(3), (40, 2052)), cases.drawn(rng(4), (2052, 24))
     held = [launcher.put(array) for array in (a, b)]
     planned = product_workspace(gemm.gemm_problem(where, *held, layout="nn"), where.device)

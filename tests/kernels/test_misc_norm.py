@@ -21,9 +21,10 @@ from cubatch.kernels.workspace.misc import THREADS, summed_tiles
 from cubatch.network.layers import LAYERS
 from tests.checks import assert_within, gamma
 from tests.cpusim.simulator import Simulator
-from tests.kernels.cases import DTYPES, FORMULAS, bound, decoded, drawn, encoded
+from tests.kernels.cases import DTYPES, bound, decoded, drawn, encoded
 from tests.kernels.conftest import BUILD, Target
 from tests.kernels.placing import place, room
+from tests.reference import CURVES
 
 U = 2.0**-24
 EPS = 1e-5
@@ -119,6 +120,29 @@ def _assert_trained(launcher, x, gamma_, beta, got, *, relu, label):
     if relu:
         want = np.maximum(want, 0)
     assert_within(y, want, error + bound(4, magnitude + error, want, dtype), label=f"y {label}")
+
+
+def _assert_gradients(launcher, got, x, errors, norm, dtype, *, off=0.0, label=""):
+    """Check dx, dgamma and dbeta of errors behind a norm, which are off by `off` themselves."""
+    gamma_, mean, inv_std = norm
+    c, shape = x.shape[-1], x.shape
+    errors, off = errors.reshape(-1, c), np.broadcast_to(off, shape).reshape(-1, c)
+    rows, xhat = len(errors), (decoded(x).reshape(-1, c) - mean) * inv_std.astype(np.float64)
+    steps, tiles, merges = _steps(launcher, shape, x.itemsize)
+    additions = steps + min(merges, tiles) + 13
+    sums, sizes, offs = (
+        ((part * weight).sum(axis=0), part.sum(axis=0))
+        for part, weight in ((errors, xhat), (abs(errors), abs(xhat)), (off, abs(xhat)))
+    )
+    for found, want, size, error, name in zip(got[1:], sums, sizes, offs, ("dgamma", "dbeta"), strict=True):
+        within = bound(additions + 4, size, want, dtype) + error
+        assert_within(found, want, within, label=f"{name} {label} {shape} {dtype}")
+    factor = decoded(gamma_) * inv_std
+    want = factor * (errors - sums[1] / rows - xhat * sums[0] / rows)
+    magnitude = abs(factor) * (abs(errors) + sizes[1] / rows + abs(xhat) * sizes[0] / rows)
+    error = abs(factor) * (off + offs[1] / rows + abs(xhat) * offs[0] / rows)
+    within = (bound(additions + 12, magnitude, want, dtype) + error).reshape(shape)
+    assert_within(got[0], want.reshape(shape), within, label=f"dx {label} {shape} {dtype}")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -236,12 +260,12 @@ def test_a_branch_is_added_to_what_is_normalised_and_written_over(launcher, shap
 
 
 # Of each activation, the inputs at which its slope jumps.
-CURVES = {"relu": (0,), "relu6": (0, 6), "silu": (), "hard_swish": (-3, 3), "gelu": ()}
+JUMPS = {"relu": (0,), "relu6": (0, 6), "silu": (), "hard_swish": (-3, 3), "gelu": ()}
 
 
 def test_norms_compute_the_activations_that_the_schedule_leaves_to_them():
     """Those whose slope has one formula in their input; ReLU's result is clamped by the plain kernel."""
-    assert ACTIVATIONS == {kind.type for kind in LAYERS.values() if kind.slope_of_input} == {*CURVES}
+    assert ACTIVATIONS == {kind.type for kind in LAYERS.values() if kind.slope_of_input} == {*JUMPS}
 
 
 def _normed(dtype, shape, kind):
@@ -255,7 +279,7 @@ def _normed(dtype, shape, kind):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", [kind for kind in CURVES if kind != "relu"])
+@pytest.mark.parametrize("kind", [kind for kind in JUMPS if kind != "relu"])
 @pytest.mark.parametrize(("shape", "shift"), [((2, 3, 5, 24), 0), ((2, 3, 5, 24), 1), ((9, 7), 0)])
 def test_an_activation_is_applied_before_what_is_normalised_is_stored(launcher, shape, shift, kind, dtype):
     """By running statistics and by the batch's: slopes are at most 1.5, and one rounding to 16 bits remains."""
@@ -270,14 +294,14 @@ def test_an_activation_is_applied_before_what_is_normalised_is_stored(launcher, 
         launcher.context(), *arrays, running_mean=launcher.put(mean), running_var=launcher.put(variance), eps=0.0,
         activation=kind, out=ys[1],
     )  # fmt: skip
-    want = FORMULAS[kind][0](pre)
+    want = CURVES[kind][0](pre)
     for y in ys:
         within = bound(20, 1.5 * terms + abs(pre) * (1 + abs(pre)), want, dtype)
         assert_within(decoded(launcher.get(y)), want, within, label=f"{kind} {shape} {dtype}")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", CURVES)
+@pytest.mark.parametrize("kind", JUMPS)
 @pytest.mark.parametrize(("shape", "shift"), [((3, 7, 7, 24), 0), ((3, 7, 7, 24), 1), ((1100, 8), 0), ((9, 7), 0)])
 def test_the_slope_behind_a_norm_is_computed_from_its_input(launcher, shape, shift, kind, dtype):
     """All three gradients are those of the two layers one after the other; dx is written over dy."""
@@ -291,27 +315,12 @@ def test_the_slope_behind_a_norm_is_computed_from_its_input(launcher, shape, shi
     )  # fmt: skip
 
     # Rounding of an element's input changes its slope by less than the input's own error; near a bend, by the jump.
-    apart = abs(np.subtract.outer(pre, np.array(CURVES[kind]))) <= 8 * U * (terms[..., None] + 1)
+    apart = abs(np.subtract.outer(pre, np.array(JUMPS[kind]))) <= 8 * U * (terms[..., None] + 1)
     unsure = np.where(apart.any(axis=-1), 1.0, gamma(14, U) * (1 + abs(pre) * (1 + abs(pre)) + terms))
     assert apart.any(axis=-1).mean() < 0.01
-    errors = (decoded(dy) * FORMULAS[kind][1](pre)).reshape(-1, c)
-    off = (abs(decoded(dy)) * unsure).reshape(-1, c)
-    xhat = (decoded(x).reshape(-1, c) - mean) * inv_std.astype(np.float64)
-    steps, tiles, merges = _steps(launcher, shape, x.itemsize)
-    additions = steps + min(merges, tiles) + 13
-    sums, sizes, offs = (
-        ((part * weight).sum(axis=0), part.sum(axis=0))
-        for part, weight in ((errors, xhat), (abs(errors), abs(xhat)), (off, abs(xhat)))
-    )
-    for got, want, size, error, name in zip((dgamma, dbeta), sums, sizes, offs, ("dgamma", "dbeta"), strict=True):
-        within = bound(additions + 4, size, want, dtype) + error
-        assert_within(decoded(launcher.get(got)), want, within, label=f"{name} {kind} {shape} {dtype}")
-    factor = decoded(gamma_) * inv_std
-    want = factor * (errors - sums[1] / rows - xhat * sums[0] / rows)
-    magnitude = abs(factor) * (abs(errors) + sizes[1] / rows + abs(xhat) * sizes[0] / rows)
-    error = abs(factor) * (off + offs[1] / rows + abs(xhat) * offs[0] / rows)
-    within = (bound(additions + 12, magnitude, want, dtype) + error).reshape(shape)
-    assert_within(decoded(launcher.get(dx)), want.reshape(shape), within, label=f"dx {kind} {shape} {dtype}")
+    errors, off = decoded(dy) * CURVES[kind][1](pre), abs(decoded(dy)) * unsure
+    got = [decoded(launcher.get(array)) for array in (dx, dgamma, dbeta)]
+    _assert_gradients(launcher, got, x, errors, (gamma_, mean, inv_std), dtype, off=off, label=kind)
 
 
 def test_an_activation_that_norms_do_not_compute_is_refused(launcher):
@@ -365,20 +374,8 @@ def test_backward_gives_all_three_gradients(launcher, shape, shift, dtype):
         mean=launcher.put(mean), inv_std=launcher.put(inv_std), dgamma=dgamma, dbeta=dbeta, count=rows, out=dx,
     )  # fmt: skip
 
-    errors = decoded(dy).reshape(-1, c)
-    xhat = (decoded(x).reshape(-1, c) - mean) * inv_std.astype(np.float64)
-    steps, tiles, merges = _steps(launcher, shape, x.itemsize)
-    additions = steps + min(merges, tiles) + 13
-    sums = (errors * xhat).sum(axis=0), errors.sum(axis=0)
-    sizes = abs(errors * xhat).sum(axis=0), abs(errors).sum(axis=0)
-    for got, want, size, name in zip((dgamma, dbeta), sums, sizes, ("dgamma", "dbeta"), strict=True):
-        within = bound(additions + 4, size, want, dtype)
-        assert_within(decoded(launcher.get(got)), want, within, label=f"{name} {shape} {dtype}")
-    factor = decoded(gamma_) * inv_std
-    want = factor * (errors - sums[1] / rows - xhat * sums[0] / rows)
-    magnitude = abs(factor) * (abs(errors) + sizes[1] / rows + abs(xhat) * sizes[0] / rows)
-    within = bound(additions + 12, magnitude, want, dtype).reshape(shape)
-    assert_within(decoded(launcher.get(dx)), want.reshape(shape), within, label=f"dx {shape} {dtype}")
+    got = [decoded(launcher.get(array)) for array in (dx, dgamma, dbeta)]
+    _assert_gradients(launcher, got, x, decoded(dy), (gamma_, mean, inv_std), dtype)
 
 
 @given(rows=st.integers(1, 700), channels=st.sampled_from([1, 2, 5, 8, 16, 40, 130]), dtype=st.sampled_from(DTYPES),

@@ -14,8 +14,9 @@ from cubatch.engine import functional
 from cubatch.engine.native import activation_functions, pointwise
 from cubatch.errors import InvalidArgument
 from tests.checks import assert_within
-from tests.kernels.cases import DTYPES, FORMULAS, bound, decoded, drawn, encoded
+from tests.kernels.cases import DTYPES, bound, decoded, drawn, encoded
 from tests.kernels.placing import place, room
+from tests.reference import CURVES
 
 # Sizes around one vector, one block of float32 (4096) and one of 16 bits (8192).
 SIZES = st.sampled_from([1, 3, 8, 9, 100, 4096, 4097, 8200])
@@ -35,7 +36,7 @@ def test_activations_stay_within_the_rounding_of_their_formulas(launcher, kind, 
     y = room(launcher, x.shape, x.dtype, shifts[1])
     activation_functions.activation(launcher.context(), place(launcher, x, shifts[0]), kind=kind, out=y)
 
-    want = FORMULAS[kind][0](decoded(x))
+    want = CURVES[kind][0](decoded(x))
     magnitude = abs(want) if kind != "gelu" else abs(decoded(x)) * (1 + abs(decoded(x)))
     assert_within(decoded(launcher.get(y)), want, bound(8, magnitude, want, dtype), label=f"{kind} {size} {dtype}")
 
@@ -47,7 +48,7 @@ def test_activation_gradients_are_dy_times_the_slope(launcher, kind, size, shift
     random = np.random.default_rng(size)
     x, dy = encoded(random.uniform(-8, 8, size), dtype), drawn(random, size, dtype)
     saves_output = kind in {"relu", "relu6", "sigmoid", "hard_sigmoid"}
-    saved = encoded(FORMULAS[kind][0](decoded(x)), dtype) if saves_output else x
+    saved = encoded(CURVES[kind][0](decoded(x)), dtype) if saves_output else x
     dx = room(launcher, dy.shape, dy.dtype, shifts[1])
     arrays = place(launcher, dy, shifts[0]), place(launcher, saved, shifts[0])
     activation_functions.activation_backward(launcher.context(), *arrays, kind=kind, out=dx)
@@ -56,7 +57,7 @@ def test_activation_gradients_are_dy_times_the_slope(launcher, kind, size, shift
     by_output = {
         "relu": y > 0, "relu6": (y > 0) & (y < 6), "sigmoid": y * (1 - y), "hard_sigmoid": ((y > 0) & (y < 1)) / 6
     }  # fmt: skip
-    slope = by_output[kind] if saves_output else FORMULAS[kind][1](decoded(x))
+    slope = by_output[kind] if saves_output else CURVES[kind][1](decoded(x))
     want = decoded(dy) * slope
     # Terms of the slope are at most 1 + |x| (1 + |x|), reached by x times the density, whose exponent is rounded.
     within = bound(14, abs(decoded(dy)) * (1 + abs(decoded(x)) * (1 + abs(decoded(x)))), want, dtype)

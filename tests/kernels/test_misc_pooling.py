@@ -1,4 +1,4 @@
-"""Pooling kernels against float64 loops, and bit by bit against the NumPy engine where no sum is rounded."""
+"""Pooling kernels against the NumPy engine in float64: bit by bit where no sum is rounded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from cubatch.engine import functional
 from cubatch.engine.native import window_pooling
 from cubatch.errors import InvalidArgument
 from cubatch.network.windows import Window
-from tests import reference
 from tests.checks import assert_within
 from tests.kernels.cases import DTYPES, bound, decoded, drawn, encoded
 from tests.kernels.placing import place, room
@@ -78,19 +77,6 @@ def test_max_pool_and_its_winners_are_those_of_the_numpy_engine(launcher, case, 
     np.testing.assert_array_equal(winners, want_winners)
 
 
-@given(case=pools())
-@settings(max_examples=20, deadline=None)
-def test_max_pool_takes_the_largest_of_each_window(launcher, case):
-    """Against loops that share nothing with engine or kernel: the value, and the first tap that has it."""
-    x = _coarse(case, case["x_shape"])
-
-    y, winners = _max_pool(launcher, case, x, relu=False)
-
-    want, first = reference.max_pool2d(decoded(x), **case["window"])
-    np.testing.assert_array_equal(y, want)
-    np.testing.assert_array_equal(winners, first)
-
-
 @given(case=pools(), relu=st.booleans())
 @settings(max_examples=20, deadline=None)
 def test_max_pool_backward_gives_each_gradient_to_its_winner(launcher, case, relu):
@@ -105,18 +91,10 @@ def test_max_pool_backward_gives_each_gradient_to_its_winner(launcher, case, rel
     arrays = place(launcher, dy, case["shift"]), place(launcher, winners, case["winners_shift"])
     window_pooling.max_pool2d_backward(launcher.context(), *arrays, Window(**window), x_shape=x.shape, out=dx)
 
-    want, size = np.zeros(x.shape), np.zeros(x.shape)
-    for n, p, q, c in np.ndindex(winners.shape):
-        if winners[n, p, q, c]:
-            row, column = divmod(int(winners[n, p, q, c]) - 1, window["s"])
-            at = (
-                n,
-                p * window["stride"][0] - window["pad"][0] + row,
-                q * window["stride"][1] - window["pad"][2] + column,
-                c,
-            )
-            want[at] += decoded(dy)[n, p, q, c]
-            size[at] += abs(decoded(dy)[n, p, q, c])
+    want, size = (
+        functional.max_pool2d_backward(f(decoded(dy)), winners, Window(**window), x_shape=x.shape)
+        for f in (np.asarray, abs)
+    )
     within = bound(window["r"] * window["s"], size, want, case["dtype"])
     assert_within(decoded(launcher.get(dx)), want, within, axes="nhwc", label=f"max_pool2d_backward {case}")
 
@@ -126,15 +104,13 @@ def test_max_pool_backward_gives_each_gradient_to_its_winner(launcher, case, rel
 def test_avg_pool_stays_within_the_rounding_of_its_sums(launcher, case, counts_pad):
     """A mean is a sum of at most r * s values and a division."""
     x = _fine(case, case["x_shape"])
-    window, r, s = case["window"], case["window"]["r"], case["window"]["s"]
-    want = reference.avg_pool2d(decoded(x), **window, count_include_pad=counts_pad)
+    window = Window(**case["window"], count_include_pad=counts_pad)
+    want, size = (functional.avg_pool2d(f(decoded(x)), window) for f in (np.asarray, abs))
 
     y = room(launcher, want.shape, x.dtype, case["shift"])
-    given_x = place(launcher, x, case["shift"])
-    window_pooling.avg_pool2d(launcher.context(), given_x, Window(**window, count_include_pad=counts_pad), out=y)
+    window_pooling.avg_pool2d(launcher.context(), place(launcher, x, case["shift"]), window, out=y)
 
-    size = reference.avg_pool2d(abs(decoded(x)), **window, count_include_pad=counts_pad)
-    within = bound(r * s + 1, size, want, case["dtype"])
+    within = bound(window.r * window.s + 1, size, want, case["dtype"])
     assert_within(decoded(launcher.get(y)), want, within, axes="npqc", label=f"avg_pool2d {case}")
 
 
@@ -142,20 +118,15 @@ def test_avg_pool_stays_within_the_rounding_of_its_sums(launcher, case, counts_p
 @settings(max_examples=20, deadline=None)
 def test_avg_pool_backward_spreads_each_gradient_evenly(launcher, case, counts_pad):
     """Each input gets the share of every window that sees it, the exact transpose of the forward pass."""
-    window, r, s = case["window"], case["window"]["r"], case["window"]["s"]
-    options = {**window, "count_include_pad": counts_pad}
-    n, h, w, c = case["x_shape"]
-    shares = [reference.avg_pool2d(pixel.reshape(1, h, w, 1), **options) for pixel in np.eye(h * w)]
-    matrix = np.stack(shares).reshape(h * w, -1)  # share of each window in each pixel
-    dy = _fine(case, (n, *shares[0].shape[1:3], c))
+    window, x_shape = Window(**case["window"], count_include_pad=counts_pad), case["x_shape"]
+    dy = _fine(case, functional.avg_pool2d(np.zeros(x_shape), window).shape)
 
-    dx = room(launcher, case["x_shape"], dy.dtype, case["shift"])
+    dx = room(launcher, x_shape, dy.dtype, case["shift"])
     given_dy = place(launcher, dy, case["shift"])
-    window_pooling.avg_pool2d_backward(launcher.context(), given_dy, Window(**options), x_shape=case["x_shape"], out=dx)
+    window_pooling.avg_pool2d_backward(launcher.context(), given_dy, window, x_shape=x_shape, out=dx)
 
-    flat = decoded(dy).reshape(n, -1, c)
-    want, size = ((matrix @ part).reshape(case["x_shape"]) for part in (flat, abs(flat)))
-    within = bound(r * s + 2, size, want, case["dtype"])
+    want, size = (functional.avg_pool2d_backward(f(decoded(dy)), window, x_shape=x_shape) for f in (np.asarray, abs))
+    within = bound(window.r * window.s + 2, size, want, case["dtype"])
     assert_within(decoded(launcher.get(dx)), want, within, axes="nhwc", label=f"avg_pool2d_backward {case}")
 
 

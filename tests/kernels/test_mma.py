@@ -8,6 +8,7 @@ tensor cores", PeerJ CS 2021, section 4): each of their additions counts as two 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from cubatch.kernels import ranking, variant
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
 from tests.cpusim.simulator import SCHEDULES, Simulator
 from tests.kernels import cases, conftest, epilogues
+from tests.kernels.passes import Passes, check_last_images, repeats, watched
+from tests.kernels.tiles import ACTIVATIONS, SEEDS, widened
 from tests.thorough import examples
 
 # Which tile an operation is tested with, by architecture and type: each tile shape, and each operation of each type.
@@ -38,7 +41,6 @@ TILES = {
 NARROW = {70: "128x64x32_s2", 75: "128x64x32_s2", 80: "128x64x32"}
 VECTORS = {"float16": 8, "bfloat16": 8, "tf32": 4}
 
-SEEDS = st.integers(0, 2**32 - 1)
 FEW = settings(max_examples=12, deadline=None)
 
 
@@ -103,129 +105,68 @@ def products(draw):
     return layout, *(draw(st.integers(1, most)) for most in (18, 18, 8))
 
 
-def widened(shape, times):
-    return cases.attrs.evolve(shape, c=shape.c * times, k=shape.k * times)
-
-
 CONVOLUTIONS = cases.convolutions(most_n=3, most_extent=7, most_channels=5)
+DIRECTIONS = ("fprop", "dgrad", "wgrad")
 
 
-def check_product(launcher, layout, m, n, k, dtype, seed, *, relu=False, parts=("residual", "mask")):
-    random = np.random.default_rng(seed)
-    a = drawn(random, (k, m) if layout[0] == "t" else (m, k), dtype)
-    b = drawn(random, (n, k) if layout[1] == "t" else (k, n), dtype)
-    activation = "relu" if relu else "none"
-    end = epilogues.drawn(random, layout, m, n, stored(dtype), activation=activation, parts=parts)
-    out = launcher.unwritten((m, n), element(dtype))
-    bias, fused = end.put(launcher)
-    gemm.gemm(context(launcher, dtype), launcher.put(a), launcher.put(b), bias, layout=layout, out=out, fused=fused)
-    left, right = multiplied(a, dtype), multiplied(b, dtype)
-    left, right = left.T if layout[0] == "t" else left, right.T if layout[1] == "t" else right
-    want = end.masked(left @ right + end.added())
-    want = np.maximum(want, 0) if end.activation == "relu" else want
-    tolerance = end.masked(bound(k + 1, abs(left) @ abs(right) + abs(end.added()), want, dtype))
-    assert_within(cases.decoded(launcher.get(out)), want, tolerance, axes="mn", label=f"{dtype} {layout}")
+def passes(launcher, dtype, seed, choose=chooser):
+    where, values = context(launcher, dtype, choose), functools.partial(multiplied, dtype=dtype)
+    return Passes(launcher, where, stored(dtype), seed, values, bound)
 
 
-def check_fprop(launcher, shape, dtype, seed):
-    random = np.random.default_rng(seed)
-    x, w, b = (drawn(random, extents, dtype) for extents in (shape.x_shape, shape.w_shape, (shape.k,)))
-    y = launcher.unwritten(shape.y_shape, element(dtype))
-    conv.conv2d(
-        context(launcher, dtype), launcher.put(x), launcher.put(w), launcher.put(b), out=y,
-        fused=Fused(activation="relu"), **shape.options,
-    )  # fmt: skip
-    x, w, b = multiplied(x, dtype), multiplied(w, dtype), cases.decoded(b)
-    want = np.maximum(cases.conv2d(shape, x, w, b), 0)
-    tolerance = bound(w[0].size + 1, cases.conv2d(shape, abs(x), abs(w), abs(b)), want, dtype)
-    assert_within(cases.decoded(launcher.get(y)), want, tolerance, axes="npqk", label=f"{dtype} {shape}")
+def check(launcher, direction, shape, dtype, seed):
+    """Forward with a bias and ReLU; the gradient of an input into a residual, in place, where a mask lets it."""
+    ends = {
+        "fprop": {"activation": "relu"}, "dgrad": {"parts": ("residual", "positive"), "in_place": "residual"}
+    }.get(direction, {})  # fmt: skip
+    getattr(passes(launcher, dtype, seed), direction)(shape, **ends)
 
 
-def check_dgrad(launcher, shape, dtype, seed):
-    """Into a residual, in place, where a mask lets it."""
-    random = np.random.default_rng(seed)
-    dy, w = drawn(random, shape.y_shape, dtype), drawn(random, shape.w_shape, dtype)
-    residual, mask = drawn(random, shape.x_shape, dtype), drawn(random, shape.x_shape, dtype)
-    dx = launcher.put(residual)
-    conv.conv2d_dgrad(
-        context(launcher, dtype), launcher.put(dy), launcher.put(w), x_shape=shape.x_shape, out=dx,
-        residual=dx, positive=launcher.put(mask), **shape.options,
-    )  # fmt: skip
-    dy, w, residual = multiplied(dy, dtype), multiplied(w, dtype), cases.decoded(residual)
-    passes = cases.decoded(mask) > 0
-    want = np.where(passes, cases.conv2d_dgrad(shape, dy, w) + residual, 0)
-    magnitude = cases.conv2d_dgrad(shape, abs(dy), abs(w)) + abs(residual)
-    terms = shape.k // shape.groups * shape.r * shape.s
-    tolerance = np.where(passes, bound(terms + 1, magnitude, want, dtype), 0)
-    assert_within(cases.decoded(launcher.get(dx)), want, tolerance, axes="nhwc", label=f"{dtype} {shape}")
-
-
-def check_wgrad(launcher, shape, dtype, seed):
-    random = np.random.default_rng(seed)
-    x, dy = drawn(random, shape.x_shape, dtype), drawn(random, shape.y_shape, dtype)
-    dw = launcher.unwritten(shape.w_shape, element(dtype))
-    conv.conv2d_wgrad(context(launcher, dtype), launcher.put(x), launcher.put(dy), dw=dw, **shape.options)
-    x, dy = multiplied(x, dtype), multiplied(dy, dtype)
-    want, magnitude = cases.conv2d_wgrad(shape, x, dy)[0], cases.conv2d_wgrad(shape, abs(x), abs(dy))[0]
-    tolerance = bound(dy[..., 0].size, magnitude, want, dtype)
-    assert_within(cases.decoded(launcher.get(dw)), want, tolerance, axes="krsc", label=f"{dtype} {shape}")
-
-
-CHECKS = {"fprop": check_fprop, "dgrad": check_dgrad, "wgrad": check_wgrad}
-
-
-@given(products(), st.integers(0, 2), st.booleans(), epilogues.PARTS, SEEDS)
+@given(products(), st.integers(0, 2), ACTIVATIONS, epilogues.PARTS, SEEDS)
 @FEW
-def test_products_stay_within_the_rounding_of_their_sums(launcher, product, number, relu, parts, seed):
+def test_products_stay_within_the_rounding_of_their_sums(launcher, product, number, activation, parts, seed):
     """Each output is a dot product of length k and its layout's epilogue, in every type, residues on every axis."""
     dtype = dtypes(launcher)[number % len(dtypes(launcher))]
     layout, *extents = product
-    extents = (VECTORS[dtype] * extent for extent in extents)
-    check_product(launcher, layout, *extents, dtype, seed, relu=relu, parts=parts)
+    extents = [VECTORS[dtype] * extent for extent in extents]
+    passes(launcher, dtype, seed).product(layout, extents, activation=activation, parts=parts)
 
 
-@given(products(), st.booleans(), epilogues.PARTS, SEEDS)
+@given(products(), ACTIVATIONS, epilogues.PARTS, SEEDS)
 @FEW
-def test_products_of_narrow_rows_stay_within_the_rounding_of_their_sums(launcher, product, relu, parts, seed):
+def test_products_of_narrow_rows_stay_within_the_rounding_of_their_sums(launcher, product, activation, parts, seed):
     """Rows of an odd number of 8 bytes, which nt and tn run by the code of 1x1 convolutions for."""
     layout, *extents = product
     narrow = variant.find(f"gemm_{layout}", "float16", tile=NARROW[min(launcher.arch, 80)], vector=4, family="mma")
     assert (narrow.entry == narrow.operation) == (layout == "nn")
-    extents = (4 * (extent | 1) for extent in extents)
-    check_product(launcher, layout, *extents, "float16", seed, relu=relu, parts=parts)
+    extents = [4 * (extent | 1) for extent in extents]
+    passes(launcher, "float16", seed).product(layout, extents, activation=activation, parts=parts)
 
 
-@given(CONVOLUTIONS, st.integers(0, 2), st.sampled_from(list(CHECKS)), SEEDS)
+@given(CONVOLUTIONS, st.integers(0, 2), st.sampled_from(DIRECTIONS), SEEDS)
 @settings(max_examples=examples(32), deadline=None)
 def test_convolutions_stay_within_the_rounding_of_their_sums(launcher, shape, number, direction, seed):
     """All passes: any stride, one-sided pad, dilation and groups; phases without a tap too."""
     dtype = dtypes(launcher)[number % len(dtypes(launcher))]
-    CHECKS[direction](launcher, widened(shape, VECTORS[dtype]), dtype, seed)
+    check(launcher, direction, widened(shape, VECTORS[dtype]), dtype, seed)
 
 
 @pytest.mark.parametrize("channels", [8, 24, 64, 100, 512])
-@pytest.mark.parametrize("direction", CHECKS)
+@pytest.mark.parametrize("direction", DIRECTIONS)
 def test_channels_of_networks(launcher, direction, channels):
     """Whole steps of gemm_k, parts of one, several; 100 are loaded 4 at a time."""
-    shape = cases.Conv(
-        n=3, h=5, w=4, c=channels, k=min(channels, 200), r=3, s=2, stride=(2, 1), pad=(1, 0, 2, 1), dilation=(1, 2)
-    )
-    shape = cases.attrs.evolve(shape, k=channels if direction != "dgrad" else 24 if channels % 8 == 0 else 12)
-    shape = cases.attrs.evolve(shape, k=min(shape.k, 104))
+    filters = min(channels, 104) if direction != "dgrad" else 24 if channels % 8 == 0 else 12
+    shape = cases.Conv(n=3, h=5, w=4, c=channels, k=filters, r=3, s=2, stride=(2, 1), pad=(1, 0, 2, 1), dilation=(1, 2))
     for seed, dtype in enumerate(dtypes(launcher)):
         if channels % 8 == 0 or dtype != "bfloat16":
-            CHECKS[direction](launcher, shape, dtype, seed)
+            check(launcher, direction, shape, dtype, seed)
 
 
 def test_groups_see_nothing_of_each_other(launcher):
     """Channels of two groups, more than a tile of one, in all passes."""
     shape = cases.Conv(n=2, h=5, w=6, c=48, k=160, r=2, s=3, stride=(1, 2), pad=(1, 1, 0, 1), groups=2)
-    for check in CHECKS.values():
-        check(launcher, shape, "float16", 2)
-
-
-def true_activation(kind, x):
-    return {"none": x, "relu": np.maximum(x, 0), "silu": x / (1 + np.exp(-x))}[kind]
+    for direction in DIRECTIONS:
+        check(launcher, direction, shape, "float16", 2)
 
 
 @pytest.mark.parametrize("kind", ["none", "relu", "silu"])
@@ -233,25 +174,7 @@ def true_activation(kind, x):
 def test_an_epilogue_folds_a_batch_norm_adds_a_residual_and_activates(launcher, kind, columns):
     """In this order, whether columns are stored 4 at a time or one by one; nothing is stored beyond the last."""
     for dtype in dtypes(launcher):
-        random, (m, k) = np.random.default_rng(len(kind)), (70, 40)
-        a, b, residual = (drawn(random, shape, dtype) for shape in ((m, k), (columns, k), (m, columns)))
-        bias = drawn(random, (columns,), dtype)
-        scale, shift = (4 * cases.drawn(random, (columns,)) for _ in range(2))
-        out = launcher.unwritten((m + 1, columns), element(dtype))
-        fused = Fused(
-            scale=launcher.put(scale), shift=launcher.put(shift), residual=launcher.put(residual), activation=kind
-        )
-        gemm.gemm(
-            context(launcher, dtype), launcher.put(a), launcher.put(b), launcher.put(bias), out=out[:m], fused=fused
-        )
-        left, right = multiplied(a, dtype), multiplied(b, dtype)
-        plain = scale * (left @ right.T) + shift + cases.decoded(bias) + cases.decoded(residual)
-        magnitude = abs(scale) * (abs(left) @ abs(right).T) + abs(shift) + abs(cases.decoded(bias)) + 1
-        want = true_activation(kind, plain)
-        tolerance = 1.1 * bound(k + 4, magnitude, plain, dtype) + gamma(12, UNIT_ROUNDOFF["float32"]) * (1 + abs(want))
-        got = launcher.get(out)
-        assert_within(cases.decoded(got[:m]), want, tolerance, axes="mn", label=f"{dtype} {kind}")
-        assert (np.ascontiguousarray(got[m]).view(np.uint8) == 0xFF).all()
+        passes(launcher, dtype, len(kind)).columns((70, columns, 40), kind)
 
 
 @given(st.integers(1, 300), st.sampled_from([8, 7, 72]), st.integers(1, 6), SEEDS)
@@ -290,27 +213,9 @@ SPLIT = {
 @pytest.mark.parametrize("direction", SPLIT)
 def test_a_split_product_stays_within_its_bound_and_repeats_itself_to_the_bit(launcher, direction):
     """Few tiles and a long gemm_k are split into slices, which are added up in one order."""
-    shape, random, seen = SPLIT[direction], np.random.default_rng(1), []
-
-    def watch(problem, device, prepare):
-        chosen = chooser(problem, device)
-        seen.append(chosen.slices)
-        return chosen
-
-    where, results = context(launcher, choose=watch), []
-    x, w, dy = (drawn(random, extents, "float16") for extents in (shape.x_shape, shape.w_shape, shape.y_shape))
-    for _ in range(2):
-        if direction == "fprop":
-            got = conv.conv2d(where, launcher.put(x), launcher.put(w), **shape.options)
-        elif direction == "dgrad":
-            got = conv.conv2d_dgrad(where, launcher.put(dy), launcher.put(w), x_shape=x.shape, **shape.options)
-        else:
-            got = launcher.unwritten(w.shape, np.float16)
-            conv.conv2d_wgrad(where, launcher.put(x), launcher.put(dy), dw=got, **shape.options)
-        results.append(launcher.get(got).tobytes())
-    assert min(seen) > 1
-    assert results[0] == results[1]
-    CHECKS[direction](launcher, shape, "float16", 1)
+    choose, slices = watched(chooser)
+    repeats(passes(launcher, "float16", 1, choose), direction, SPLIT[direction])
+    assert min(slices) > 1
 
 
 @pytest.mark.parametrize("mode", list(itertools.product(SCHEDULES, ("late", "early"))), ids="-".join)
@@ -337,20 +242,7 @@ def test_offsets_beyond_2_to_the_31_reach_the_last_images():
     conftest.target("cpusim-80")
     last = Simulator(80, conftest.BUILD, blocks=lambda grid: [(grid[0] - 1, 0, 0)])
     where = conv.Context(Device(name="big", compute_capability=(8, 0), num_sms=4), last, chooser)
-    x, y = cases.reserved(BIG.x_shape, np.float16), cases.reserved(BIG.y_shape, np.float16)
-    random = np.random.default_rng(0)
-    w, tail, dy = (drawn(random, shape, "float16") for shape in (BIG.w_shape, (1, 8, 8, 512), (1, 8, 8, 8)))
-    x[-1:] = tail
-    conv.conv2d(where, x, w, out=y, **BIG.options)
-    few = cases.attrs.evolve(BIG, n=1)
-    want, magnitude = (cases.conv2d(few, f(tail), f(w)) for f in (np.float64, lambda v: abs(np.float64(v))))
-    assert_within(y[-1:], want, bound(w[0].size, magnitude, want, "float16"), axes="npqk")
-    assert not y[:-1].any()
-    y[-1:], x[-1:] = dy, 0
-    conv.conv2d_dgrad(where, y, w, x_shape=BIG.x_shape, out=x, **BIG.options)
-    want, magnitude = (cases.conv2d_dgrad(few, f(dy), f(w)) for f in (np.float64, lambda v: abs(np.float64(v))))
-    got, limit = x[-1:, ..., -64:], bound(72, magnitude, want, "float16")
-    assert_within(got, want[..., -64:], limit[..., -64:], axes="nhwc")
+    check_last_images(where, BIG, "float16", bound)
 
 
 def is_free_of_conflicts(bytes_, size, together):

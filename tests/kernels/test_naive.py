@@ -9,95 +9,49 @@ from hypothesis import strategies as st
 
 from cubatch.engine.native import naive
 from cubatch.errors import InvalidArgument
-from tests.checks import assert_within
 from tests.cpusim.simulator import Simulator
 from tests.kernels import cases
+from tests.kernels.passes import Passes, clamped
 
 DTYPES = st.sampled_from(cases.DTYPES)
 SEEDS = st.integers(0, 2**32 - 1)
 FEW = settings(max_examples=30, deadline=None)
+ACTIVATIONS = st.sampled_from(["none", "relu"])
 
 
-def element(dtype):
-    return cases.encoded(0, dtype).dtype
+def passes(launcher, dtype, seed):
+    return Passes(launcher, launcher.context(), dtype, seed, ends=clamped)
 
 
-@given(st.sampled_from(["nn", "nt", "tn"]), st.tuples(*[st.integers(1, 20)] * 3), DTYPES, st.booleans(), SEEDS)
+@given(st.sampled_from(["nn", "nt", "tn"]), st.tuples(*[st.integers(1, 20)] * 3), DTYPES, ACTIVATIONS, SEEDS)
 @FEW
-def test_products_stay_within_the_rounding_of_their_sums(launcher, layout, extents, dtype, relu, seed):
-    """Each output is a dot product of length k and a bias, in every layout and storage."""
-    m, n, k = extents
-    random = np.random.default_rng(seed)
-    a = cases.drawn(random, (k, m) if layout[0] == "t" else (m, k), dtype)
-    b = cases.drawn(random, (n, k) if layout[1] == "t" else (k, n), dtype)
-    bias = cases.drawn(random, (n,), dtype) if seed % 2 else None
-    out = launcher.unwritten((m, n), element(dtype))
-    on_device = None if bias is None else launcher.put(bias)
-    naive.gemm(launcher.context(), launcher.put(a), launcher.put(b), on_device, layout=layout, relu=relu, out=out)
-    left = cases.decoded(a).T if layout[0] == "t" else cases.decoded(a)
-    right = cases.decoded(b).T if layout[1] == "t" else cases.decoded(b)
-    shift = np.zeros(n) if bias is None else cases.decoded(bias)
-    want = left @ right + shift
-    if relu:
-        want = np.maximum(want, 0)
-    tolerance = cases.bound(k + 1, abs(left) @ abs(right) + abs(shift), want, dtype)
-    assert_within(cases.decoded(launcher.get(out)), want, tolerance, axes="mn")
+def test_products_stay_within_the_rounding_of_their_sums(launcher, layout, extents, dtype, activation, seed):
+    """Each output is a dot product of length k, a bias and ReLU, in every layout and storage."""
+    passes(launcher, dtype, seed).product(layout, extents, activation=activation, parts=("bias",), run=naive.gemm)
 
 
 CONVOLUTIONS = cases.convolutions(most_extent=7) | cases.convolutions(most_extent=6, depthwise=True)
 
 
-@given(CONVOLUTIONS, DTYPES, st.booleans(), st.booleans(), SEEDS)
+@given(CONVOLUTIONS, DTYPES, ACTIVATIONS, st.booleans(), SEEDS)
 @FEW
-def test_fprop_stays_within_the_rounding_of_its_sums(launcher, conv, dtype, relu, has_bias, seed):
+def test_fprop_stays_within_the_rounding_of_its_sums(launcher, conv, dtype, activation, has_bias, seed):
     """Any stride, one-sided pad, dilation and groups, with bias and ReLU."""
-    random = np.random.default_rng(seed)
-    x, w = cases.drawn(random, conv.x_shape, dtype), cases.drawn(random, conv.w_shape, dtype)
-    b = cases.drawn(random, (conv.k,), dtype) if has_bias else None
-    y = launcher.unwritten(conv.y_shape, element(dtype))
-    on_device = None if b is None else launcher.put(b)
-    naive.conv2d(launcher.context(), launcher.put(x), launcher.put(w), on_device, relu=relu, out=y, **conv.options)
-    x, w, b = cases.decoded(x), cases.decoded(w), np.zeros(conv.k) if b is None else cases.decoded(b)
-    want, magnitude = cases.conv2d(conv, x, w, b), cases.conv2d(conv, abs(x), abs(w), abs(b))
-    if relu:
-        want = np.maximum(want, 0)
-    tolerance = cases.bound(w[0].size + 1, magnitude, want, dtype)
-    assert_within(cases.decoded(launcher.get(y)), want, tolerance, axes="npqk", label=str(conv))
+    passes(launcher, dtype, seed).fprop(conv, bias=has_bias, activation=activation, run=naive.conv2d)
 
 
 @given(CONVOLUTIONS, DTYPES, SEEDS)
 @FEW
 def test_dgrad_stays_within_the_rounding_of_its_sums(launcher, conv, dtype, seed):
     """A pixel's gradient has a product for each tap and filter that read it: none where the stride steps over it."""
-    random = np.random.default_rng(seed)
-    dy, w = cases.drawn(random, conv.y_shape, dtype), cases.drawn(random, conv.w_shape, dtype)
-    dx = launcher.unwritten(conv.x_shape, element(dtype))
-    naive.conv2d_dgrad(
-        launcher.context(), launcher.put(dy), launcher.put(w), x_shape=conv.x_shape, out=dx, **conv.options
-    )
-    dy, w = cases.decoded(dy), cases.decoded(w)
-    want = cases.conv2d_dgrad(conv, dy, w)
-    terms = conv.r * conv.s * conv.k // conv.groups
-    tolerance = cases.bound(terms, cases.conv2d_dgrad(conv, abs(dy), abs(w)), want, dtype)
-    assert_within(cases.decoded(launcher.get(dx)), want, tolerance, axes="nhwc", label=str(conv))
+    passes(launcher, dtype, seed).dgrad(conv, run=naive.conv2d_dgrad)
 
 
 @given(CONVOLUTIONS, DTYPES, st.booleans(), SEEDS)
 @FEW
 def test_wgrad_stays_within_the_rounding_of_its_sums(launcher, conv, dtype, has_bias, seed):
     """A tap's gradient and a bias's are sums over all output pixels; the bias's may be left out."""
-    random = np.random.default_rng(seed)
-    x, dy = cases.drawn(random, conv.x_shape, dtype), cases.drawn(random, conv.y_shape, dtype)
-    dw = launcher.unwritten(conv.w_shape, element(dtype))
-    db = launcher.unwritten((conv.k,), element(dtype)) if has_bias else None
-    naive.conv2d_wgrad(launcher.context(), launcher.put(x), launcher.put(dy), dw=dw, db=db, **conv.options)
-    x, dy = cases.decoded(x), cases.decoded(dy)
-    want, magnitude = cases.conv2d_wgrad(conv, x, dy), cases.conv2d_wgrad(conv, abs(x), abs(dy))
-    terms = int(np.prod(conv.y_shape[:3]))
-    for got, exact, size in zip((dw, db), want, magnitude, strict=True):
-        if got is not None:
-            tolerance = cases.bound(terms, size, exact, dtype)
-            assert_within(cases.decoded(launcher.get(got)), exact, tolerance, label=str(conv))
+    passes(launcher, dtype, seed).wgrad(conv, bias=has_bias, run=naive.conv2d_wgrad)
 
 
 def test_offsets_go_beyond_31_bits(launcher):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from cubatch.engine.native import conv
-from cubatch.engine.native.operands import Fused
 from cubatch.engine.network import Model
 from cubatch.errors import InvalidArgument
 from cubatch.kernels.workspace.product_scratch import conv2d_workspace
@@ -16,6 +15,7 @@ from cubatch.network.layers import Conv2d
 from cubatch.network.windows import conv_shape
 from tests.checks import assert_within
 from tests.kernels import cases
+from tests.kernels.passes import Passes, clamped
 
 SHAPES = [
     cases.Conv(n=3, h=11, w=9, c=3, k=8, r=7, s=7, stride=(2, 2), pad=(3, 3, 3, 3)),
@@ -32,27 +32,19 @@ def stored(x):
     return np.concatenate([x, np.zeros((*x.shape[:-1], 1), x.dtype)], axis=-1)
 
 
-def exactly(launcher, pass_, drawn, dtype):
-    """Scratch memory of just the bytes that are planned, which nothing is written behind."""
+def passes(launcher, pass_, drawn, dtype):
+    """Checks in scratch memory of just the bytes that are planned, which nothing is written behind."""
     shape = conv_shape(drawn.x_shape[1:], drawn.w_shape, drawn.stride, drawn.pad, drawn.dilation)
-    return launcher.unwritten((conv2d_workspace(pass_, shape, drawn.n, dtype, launcher.device),), np.uint8)
+    num_bytes = conv2d_workspace(pass_, shape, drawn.n, dtype, launcher.device)
+    options = {"workspace": launcher.unwritten((num_bytes,), np.uint8)}
+    return Passes(launcher, launcher.context(), dtype, ends=clamped, stored=stored, options=options)
 
 
 @CASES
 @DTYPES
 def test_forward_is_that_of_three_channels(launcher, drawn, dtype):
     """With a bias, in the planned scratch memory: float64 over three channels, within the rounding of its sums."""
-    random = np.random.default_rng(0)
-    x, w, b = (cases.drawn(random, shape, dtype) for shape in (drawn.x_shape, drawn.w_shape, (drawn.k,)))
-    y = launcher.unwritten(drawn.y_shape, x.dtype)
-    conv.conv2d(
-        launcher.context(), launcher.put(stored(x)), launcher.put(w), launcher.put(b), out=y,
-        workspace=exactly(launcher, conv.Pass.FPROP, drawn, dtype), **drawn.options,
-    )  # fmt: skip
-    x, w, b = cases.decoded(x), cases.decoded(w), cases.decoded(b)
-    want, magnitude = cases.conv2d(drawn, x, w, b), cases.conv2d(drawn, abs(x), abs(w), abs(b))
-    tolerance = cases.bound(w[0].size + 1, magnitude, want, dtype)
-    assert_within(cases.decoded(launcher.get(y)), want, tolerance, axes="npqk", label=str(drawn))
+    passes(launcher, conv.Pass.FPROP, drawn, dtype).fprop(drawn)
 
 
 @pytest.mark.parametrize("adds", [False, True])
@@ -60,20 +52,7 @@ def test_forward_is_that_of_three_channels(launcher, drawn, dtype):
 @DTYPES
 def test_the_filters_gradient_is_that_of_three_channels(launcher, drawn, dtype, adds):
     """Into a gradient of three channels, or added to what is there; the bias's comes after it from the same memory."""
-    random = np.random.default_rng(1)
-    x, dy, before = (cases.drawn(random, shape, dtype) for shape in (drawn.x_shape, drawn.y_shape, drawn.w_shape))
-    dw, db = launcher.put(before), launcher.unwritten((drawn.k,), x.dtype)
-    more = {"fused": Fused(residual=dw)} if adds else {}
-    conv.conv2d_wgrad(
-        launcher.context(), launcher.put(stored(x)), launcher.put(dy), dw=dw, db=db,
-        workspace=exactly(launcher, conv.Pass.WGRAD, drawn, dtype), **drawn.options, **more,
-    )  # fmt: skip
-    x, dy, before = cases.decoded(x), cases.decoded(dy), cases.decoded(before) * adds
-    wants, sizes = cases.conv2d_wgrad(drawn, x, dy), cases.conv2d_wgrad(drawn, abs(x), abs(dy))
-    pixels = dy[..., 0].size
-    for got, want, size in ((dw, wants[0] + before, sizes[0] + abs(before)), (db, wants[1], sizes[1])):
-        tolerance = cases.bound(pixels + 2, size, want, dtype)
-        assert_within(cases.decoded(launcher.get(got)), want, tolerance, label=str(drawn))
+    passes(launcher, conv.Pass.WGRAD, drawn, dtype).wgrad(drawn, bias=True, adds=adds)
 
 
 def test_other_channels_than_the_filters_are_refused(launcher):

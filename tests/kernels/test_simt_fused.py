@@ -12,7 +12,8 @@ from cubatch.engine.native.operands import Fused
 from cubatch.engine.native.product import statistics_tiles
 from cubatch.network.windows import conv_shape
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
-from tests.kernels import cases, epilogues
+from tests.kernels import cases
+from tests.kernels.passes import Passes
 from tests.kernels.tiles import FEWER, SEEDS, context
 
 KINDS = ("none", "relu", "relu6", "silu", "sigmoid", "hard_sigmoid", "hard_swish")
@@ -22,23 +23,7 @@ KINDS = ("none", "relu", "relu6", "silu", "sigmoid", "hard_sigmoid", "hard_swish
 @pytest.mark.parametrize("columns", [12, 10])
 def test_an_epilogue_folds_a_batch_norm_adds_a_residual_and_activates(launcher, kind, columns):
     """In this order, whether columns are stored 4 at a time or one by one; nothing is stored beyond the last."""
-    random, (m, k) = np.random.default_rng(len(kind)), (70, 20)
-    a, b, residual = (cases.drawn(random, shape) for shape in ((m, k), (columns, k), (m, columns)))
-    bias, scale, shift = (4 * cases.drawn(random, (columns,)) for _ in range(3))
-    out = launcher.unwritten((m + 1, columns), np.float32)
-    fused = Fused(
-        scale=launcher.put(scale), shift=launcher.put(shift), residual=launcher.put(residual), activation=kind
-    )
-    gemm.gemm(context(launcher), launcher.put(a), launcher.put(b), launcher.put(bias), out=out[:m], fused=fused)
-    left, right = a.astype(np.float64), b.astype(np.float64)
-    plain = scale.astype(np.float64) * (left @ right.T) + shift + bias + residual
-    want = epilogues.true_activation(kind, plain)
-    magnitude = abs(scale) * (abs(left) @ abs(right).T) + abs(shift) + abs(bias) + abs(residual)
-    slope = 1.1 + (abs(plain) if kind == "hard_swish" else 0)
-    tolerance = slope * cases.bound(k + 4, magnitude, plain) + gamma(12, UNIT_ROUNDOFF["float32"]) * (1 + abs(want))
-    got = launcher.get(out)
-    assert_within(got[:m], want, tolerance, axes="mn", label=kind)
-    assert np.isnan(got[m]).all()
+    Passes(launcher, context(launcher), seed=len(kind)).columns((70, columns, 20), kind)
 
 
 @given(st.integers(1, 300), st.sampled_from([8, 7]), st.integers(1, 40), SEEDS)

@@ -23,6 +23,7 @@ TILES = {
 HALF_TILES = {"float16": "128x64x8", "bfloat16": "64x64x16"}
 SCALAR_TILE = "128x64x8_w8"
 SEEDS = st.integers(0, 2**32 - 1)
+ACTIVATIONS = st.sampled_from(["none", "relu"])
 FEW = settings(max_examples=20, deadline=None)
 FEWER = settings(max_examples=8, deadline=None)
 
@@ -40,10 +41,6 @@ def chooser(problem, device, prepare=None):
 
 def context(launcher):
     return launcher.context(chooser=chooser)
-
-
-def element(dtype):
-    return cases.encoded(0, dtype).dtype
 
 
 def dtypes(launcher):
