@@ -8,6 +8,7 @@ import os
 import re
 from pathlib import Path
 
+import attrs
 import pytest
 
 from cubatch.kernels.variant import Kernel
@@ -20,18 +21,16 @@ MODES = tuple(itertools.product(SCHEDULES, ("late", "early")))
 WRONG = "wrong result"
 
 
-def planted(entry, source, threads, dynamic_shared_bytes=0):
+def small_kernel(family, entry, source, threads, dynamic_shared_bytes=0):
+    """Give a kernel without variants."""
     return Kernel(
-        name=entry,
-        family="planted",
-        source=str(PLANTED / source),
-        operation=entry,
-        entry=entry,
-        dtype="float32",
-        threads=threads,
-        defines=(),
-        dynamic_shared_bytes=dynamic_shared_bytes,
-    )
+        name=entry, family=family, source=str(source), operation=entry, entry=entry, dtype="float32", threads=threads,
+        defines=(), dynamic_shared_bytes=dynamic_shared_bytes,
+    )  # fmt: skip
+
+
+def planted(entry, source, threads, dynamic_shared_bytes=0):
+    return small_kernel("planted", entry, PLANTED / source, threads, dynamic_shared_bytes)
 
 
 SGEMM = planted("sgemm", "sgemm.cu", 256)
@@ -57,17 +56,7 @@ def running(cases):
 
 
 def twin(entry, threads, dynamic_shared_bytes=0):
-    return Kernel(
-        name=entry,
-        family="twins",
-        source=str(Path(__file__).parent / "twins.cu"),
-        operation=entry,
-        entry=entry,
-        dtype="float32",
-        threads=threads,
-        defines=(),
-        dynamic_shared_bytes=dynamic_shared_bytes,
-    )
+    return small_kernel("twins", entry, Path(__file__).parent / "twins.cu", threads, dynamic_shared_bytes)
 
 
 def flat(name, texts):
@@ -85,3 +74,29 @@ def flat(name, texts):
             part.write_text(text)
             part.rename(folder / file)
     return folder
+
+
+IN_PLACE = [
+    pytest.mark.skipif(bool(building.reason_to_skip()), reason=building.reason_to_skip()),
+    pytest.mark.skipif(os.environ.get("CUBATCH_CPUSIM", "plain") != "plain", reason="seen without a sanitizer"),
+]
+"""Marks of tests that plant bugs in the kernels themselves."""
+
+
+def mutant(name, kernel, paths, changes):
+    """
+    Give a kernel whose sources are copies with changes, in one folder.
+
+    Args:
+        name: Of the folder.
+        kernel: As it is; its source is among the paths.
+        paths: The sources that are copied.
+        changes: (file, old, new) of lines, each of which is there once.
+    """
+    texts = {path.name: path.read_text() for path in paths}
+    for file, old, new in changes:
+        assert texts[file].count(old) == 1, f"{old!r} in {file}"
+        texts[file] = texts[file].replace(old, new)
+    included = re.compile(rf'"[\w/]+/({"|".join(map(re.escape, texts))})"')
+    folder = flat(name, {file: included.sub(r'"\1"', text) for file, text in texts.items()})
+    return attrs.evolve(kernel, source=str(folder / Path(kernel.source).name))

@@ -7,8 +7,6 @@ kernel that reads it, writes it, or takes another stride must be seen.
 
 from __future__ import annotations
 
-import os
-
 import attrs
 import numpy as np
 import pytest
@@ -19,14 +17,11 @@ from cubatch.hardware.facts import Device
 from cubatch.kernels import variant
 from cubatch.kernels.padding import stored_row
 from cubatch.kernels.ranking import SplitKernel
-from tests.cpusim import building
-from tests.cpusim.planting import WRONG, flat
+from tests.cpusim import building, planting
+from tests.cpusim.planting import WRONG
 from tests.cpusim.simulator import SimulationError, Simulator
 
-pytestmark = [
-    pytest.mark.skipif(bool(building.reason_to_skip()), reason=building.reason_to_skip()),
-    pytest.mark.skipif(os.environ.get("CUBATCH_CPUSIM", "plain") != "plain", reason="seen without a sanitizer"),
-]
+pytestmark = planting.IN_PLACE
 
 KERNELS = variant.kernels_path()
 A100 = Device(name="A100", compute_capability=(8, 0), num_sms=4)
@@ -91,21 +86,11 @@ BUGS = {
 OPERATIONS = ("heads_nt", "heads_nn", "heads_tn", "softmax", "softmax_backward")
 
 
-def source_of(operation, bug=None):
-    """Give the path of an operation's source, flat in a folder of the cache, with a bug or as it is."""
-    paths = SOURCES[operation.split("_")[0]]
-    texts = {path.rsplit("/", 1)[1]: (KERNELS / path).read_text() for path in paths}
-    if bug is not None:
-        assert texts[bug.file].count(bug.old) == 1, f"{bug.old!r} in {bug.file}"
-        texts[bug.file] = texts[bug.file].replace(bug.old, bug.new)
-    texts = {file: text.replace('"attention/', '"') for file, text in texts.items()}
-    return str(flat(f"attention {operation.split('_')[0]}", texts) / paths[0].rsplit("/", 1)[1])
-
-
 def mutant(operation, bug=None):
     """Give a kernel of 16 bits, from its source with a bug or as it is."""
-    found = variant.find(operation, "float16", arch=80)
-    return attrs.evolve(found, source=source_of(operation, bug))
+    found, (kind, _, _) = variant.find(operation, "float16", arch=80), operation.partition("_")
+    paths, changes = [KERNELS / path for path in SOURCES[kind]], [(bug.file, bug.old, bug.new)] if bug else []
+    return planting.mutant(f"attention {kind}", found, paths, changes)
 
 
 class Changed(Simulator):

@@ -8,7 +8,6 @@ of threads and copies that the table names.
 from __future__ import annotations
 
 import math
-import os
 
 import attrs
 import numpy as np
@@ -19,15 +18,12 @@ from cubatch.engine.native.context import Context
 from cubatch.hardware import catalogue
 from cubatch.kernels import tensor_map, variant
 from cubatch.kernels.ranking import SplitKernel
-from tests.cpusim import building
-from tests.cpusim.planting import EARLY, LATE, MODES, WRONG, flat, not_in, running, seen_always
+from tests.cpusim import building, planting
+from tests.cpusim.planting import EARLY, LATE, MODES, WRONG, not_in, running, seen_always
 from tests.cpusim.simulator import SimulationError, Simulator
 from tests.kernels import cases
 
-pytestmark = [
-    pytest.mark.skipif(bool(building.reason_to_skip()), reason=building.reason_to_skip()),
-    pytest.mark.skipif(os.environ.get("CUBATCH_CPUSIM", "plain") != "plain", reason="seen without a sanitizer"),
-]
+pytestmark = planting.IN_PLACE
 
 SOURCES = variant.kernels_path() / "hopper"
 USUAL, TALL, SWAPPED, CLUSTERED = (
@@ -314,13 +310,9 @@ CORRECT = {
 
 
 def mutant(name):
-    """Give the kernel with a bug, its sources flat in a folder of the cache, so that it is compiled once."""
-    texts = {path.name: path.read_text() for path in SOURCES.iterdir()}
-    for file, old, new in BUGS[name].changes if name in BUGS else ():
-        assert texts[file].count(old) == 1, f"{old!r} in {file}"
-        texts[file] = texts[file].replace(old, new)
-    folder = flat(name, {file: text.replace('"hopper/', '"') for file, text in texts.items()})
-    return attrs.evolve(BUGS[name].kernel if name in BUGS else CORRECT[name], source=str(folder / "implicit_gemm.cu"))
+    """Give the kernel with a bug, or as it is."""
+    kernel, changes = (BUGS[name].kernel, BUGS[name].changes) if name in BUGS else (CORRECT[name], ())
+    return planting.mutant(name, kernel, SOURCES.iterdir(), changes)
 
 
 @pytest.fixture(scope="module", autouse=True)

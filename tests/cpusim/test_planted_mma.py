@@ -7,8 +7,6 @@ threads and copies that the table names.
 
 from __future__ import annotations
 
-import os
-
 import attrs
 import numpy as np
 import pytest
@@ -18,15 +16,12 @@ from cubatch.engine.native.context import Context
 from cubatch.hardware.facts import Device
 from cubatch.kernels import variant
 from cubatch.kernels.ranking import SplitKernel
-from tests.cpusim import building
-from tests.cpusim.planting import LATE, MODES, WRONG, flat, not_in, running, seen_always
+from tests.cpusim import building, planting
+from tests.cpusim.planting import LATE, MODES, WRONG, not_in, running, seen_always
 from tests.cpusim.simulator import SimulationError, Simulator
 from tests.kernels import cases
 
-pytestmark = [
-    pytest.mark.skipif(bool(building.reason_to_skip()), reason=building.reason_to_skip()),
-    pytest.mark.skipif(os.environ.get("CUBATCH_CPUSIM", "plain") != "plain", reason="seen without a sanitizer"),
-]
+pytestmark = planting.IN_PLACE
 
 KERNELS = variant.kernels_path()
 ANY = MODES[:1]  # for what has nothing to do with an order
@@ -109,17 +104,11 @@ CASES = seen_always(BUGS, "no wait", "another swizzle where rows are read")
 
 
 def mutant(name):
-    """Give the kernel with a bug, its sources flat in a folder of the cache, so that it is compiled once."""
-    bug = BUGS.get(name, Bug("store.cuh", "", ""))
-    texts = {path.name: path.read_text() for path in [*(KERNELS / "mma").iterdir(), RING]}
-    if name in BUGS:
-        assert texts[bug.file].count(bug.old) == 1, f"{bug.old!r} in {bug.file}"
-        texts[bug.file] = texts[bug.file].replace(bug.old, bug.new)
-    parts = {file: text.replace('"mma/', '"').replace('"common/ring', '"ring') for file, text in texts.items()}
-    folder = flat(f"mma {name}", parts)
-    tile = bug.tile if name in BUGS else name
+    """Give the kernel with a bug, or that of a tile as it is."""
+    bug, paths = BUGS.get(name), [*(KERNELS / "mma").iterdir(), RING]
+    tile, changes = (bug.tile, [(bug.file, bug.old, bug.new)]) if bug else (name, [])
     found = variant.find("conv2d_dgrad", "float16", family="mma", tile=tile, vector=8)
-    return attrs.evolve(found, source=str(folder / "implicit_gemm.cu"))
+    return planting.mutant(f"mma {name}", found, paths, changes)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -19,11 +19,11 @@ import pytest
 from benchmarks.gpu import conformance, probes
 from benchmarks.gpu import items as gpu_items
 from cubatch.bench.target import on_gpu
-from cubatch.errors import CubatchError
-from cubatch.hardware import catalogue, probe
+from cubatch.hardware import catalogue
 from cubatch.kernels import variant
 from tests.cpusim import building
 from tests.cpusim.simulator import Simulator
+from tests.gpu.here import GPU
 
 ARCHS = (52, 70, 75, 80, 90)
 EVERY = {arch: probes.probes(arch) for arch in ARCHS}
@@ -38,14 +38,6 @@ NO_TWIN = {
 }  # fmt: skip
 
 
-def a_gpu():
-    """Give the first GPU, or None."""
-    try:
-        return next((device for device in probe.devices() if device.kind == "cuda"), None)
-    except CubatchError:
-        return None
-
-
 class Nobody:
     """A launcher that launches nothing."""
 
@@ -57,7 +49,6 @@ class Nobody:
 
 
 NOTHING_TO_WRITE = {"cp.async of 16, 8 and 4 bytes, 0 of them valid", "TMA store at 200, 0", "TMA store at 0, 30"}
-GPU = a_gpu()
 needs_twins = pytest.mark.skipif(bool(building.reason_to_skip()), reason=building.reason_to_skip())
 
 

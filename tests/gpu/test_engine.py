@@ -7,7 +7,6 @@ import pytest
 import cubatch as cb
 from cubatch.engine import loss_scale
 from cubatch.engine.network import Model
-from cubatch.errors import CubatchError
 from cubatch.hardware import arithmetic, probe
 from cubatch.measure import kernel_context
 from cubatch.network.graph import Network
@@ -29,18 +28,9 @@ from cubatch.network.layers import (
     SiLU,
 )
 from tests.engine import rounded
+from tests.gpu.here import GPU, NEEDS_GPU
 
-
-def a_gpu():
-    """Give the first GPU, or None."""
-    try:
-        return next((device for device in probe.devices() if device.kind == "cuda"), None)
-    except CubatchError:
-        return None
-
-
-GPU = a_gpu()
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(GPU is None, reason="no GPU in this machine")]
+pytestmark = NEEDS_GPU
 
 NETWORK = Network(
     input_shape=(13, 11, 8),

@@ -9,27 +9,17 @@ import pytest
 
 from cubatch.bench import cases, check, measure, rivals, target
 from cubatch.bench.contest import Contest
-from cubatch.errors import CubatchError
 from cubatch.hardware import driver as cuda_driver
-from cubatch.hardware import probe, waves
+from cubatch.hardware import waves
 from cubatch.kernels import variant
 from cubatch.kernels.launch import set_shared_memory
 from cubatch.kernels.toolchain import compile as compiler
 from cubatch.network.layers import BatchNorm2d, Conv2d
 from cubatch.network.passes import Pass
+from tests.gpu.here import GPU, NEEDS_GPU
 from tests.simulated import IS_SIMULATED
 
-
-def a_gpu():
-    """Give the first GPU, or None."""
-    try:
-        return next((device for device in probe.devices() if device.kind == "cuda"), None)
-    except CubatchError:
-        return None
-
-
-GPU = a_gpu()
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(GPU is None, reason="no GPU in this machine")]
+pytestmark = NEEDS_GPU
 
 
 @pytest.fixture(scope="module")

@@ -10,23 +10,15 @@ import sys
 import pytest
 
 import cubatch
-from cubatch.errors import CubatchError, DeviceFailed
+from cubatch.errors import DeviceFailed
 from cubatch.hardware import memory_limit as hardware_memory
 from cubatch.hardware import probe
 from cubatch.measure.remote import RemoteRunner
 from cubatch.measure.runner import FactoryRef
+from tests.gpu.here import NEEDS_GPU
 from tests.simulated import IS_SIMULATED
 
-
-def has_gpu():
-    """Say whether there is one."""
-    try:
-        return any(device.kind == "cuda" for device in probe.devices())
-    except CubatchError:
-        return False
-
-
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not has_gpu(), reason="no GPU in this machine")]
+pytestmark = NEEDS_GPU
 
 HOG = """
 import sys, cupy

@@ -10,24 +10,14 @@ import pytest
 
 from cubatch.engine.network import Model
 from cubatch.engine.train import train
-from cubatch.errors import CubatchError
-from cubatch.hardware import arithmetic, probe
+from cubatch.hardware import arithmetic
 from cubatch.measure import kernel_context
 from cubatch.network.graph import Network
 from cubatch.network.layers import BatchNorm2d, Conv2d, Dropout, Flatten, Linear, ReLU
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
+from tests.gpu.here import GPU, NEEDS_GPU
 
-
-def a_gpu():
-    """Give the first GPU, or None."""
-    try:
-        return next((device for device in probe.devices() if device.kind == "cuda"), None)
-    except CubatchError:
-        return None
-
-
-GPU = a_gpu()
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(GPU is None, reason="no GPU in this machine")]
+pytestmark = NEEDS_GPU
 
 SAMPLE = Path(__file__).parents[1] / "data" / "mnist-sample"
 LAYERS = [
