@@ -1,6 +1,8 @@
 """
 What is printed of every architecture and its boards, typed once more: what data/architectures.toml is held to.
 
+Limits of launches are not here: test_occupancy_header.py compares them with NVIDIA's own header.
+
 What no page prints, such as which architectures share PTX, is written down as it was found.
 """
 
@@ -15,11 +17,8 @@ class Sm:
     One SM of a compute capability; None and () where nothing is published.
 
     Attributes:
-        limits: Warps, blocks, registers of an SM and of a block in units of 1024, shared KiB of an SM and of a block:
-            the CUDA Programming Guide; of 3.7 that of CUDA 11.8, of 7.2 deviceQuery of a Jetson AGX Xavier.
         cores, tensor_cores: CUDA cores and Tensor Cores, from NVIDIA's architecture papers and that guide.
         l2_mib: L2 of the smallest and of the largest board; wider than published where the catalogue has no board.
-        barriers: By NVIDIA's header.
         tensor_fma: Multiply-adds of 16 bits, summed in float32, that a Tensor Core does in a clock: papers;
             of 7.2, 8.7, 10.3 and 12.1 data sheets (Jetson AGX Xavier and Orin, HGX B300, DGX Spark). Boards of GeForce
             have half of it from 7.5 on. Without it no board of the capability has a rate of Tensor Cores.
@@ -31,11 +30,9 @@ class Sm:
         surveyed: Whether every kernel is compiled for it before a release.
     """
 
-    limits: tuple[int, int, int, int, int, int]
     cores: int
     tensor_cores: int | None
     l2_mib: tuple[float, float]
-    barriers: int | None = None
     tensor_fma: int | None = None
     mma: tuple[int, ...] = ()
     wgmma: tuple[int, ...] = ()
@@ -43,48 +40,28 @@ class Sm:
 
 
 SMS = {
-    (3, 7): Sm((64, 16, 128, 64, 112, 48), 192, 0, (1.5, 1.5)),
-    (5, 0): Sm((64, 32, 64, 64, 64, 48), 128, 0, (1, 2)),
-    (5, 2): Sm((64, 32, 64, 64, 96, 48), 128, 0, (1, 3), surveyed=True),
-    (5, 3): Sm((64, 32, 64, 32, 64, 48), 128, 0, (0.25, 0.25)),
-    (6, 0): Sm((64, 32, 64, 64, 64, 48), 64, 0, (3, 4)),
-    (6, 1): Sm((64, 32, 64, 64, 96, 48), 128, 0, (0.5, 3), surveyed=True),
-    (6, 2): Sm((64, 32, 64, 32, 64, 48), 128, 0, (0.5, 0.5)),
-    (7, 0): Sm((64, 32, 64, 64, 96, 96), 64, 8, (4.5, 6), tensor_fma=64, mma=(512,), surveyed=True),
-    (7, 2): Sm((64, 32, 64, 64, 96, 96), 64, 8, (0.5, 0.5), tensor_fma=64, mma=(512,)),
-    (7, 5): Sm((32, 16, 64, 64, 64, 64), 64, 8, (0.5, 6), tensor_fma=64, mma=(512,), surveyed=True),
-    (8, 0): Sm((64, 32, 64, 64, 164, 163), 64, 4, (24, 48), tensor_fma=256, mma=(1024, 512), surveyed=True),
-    (8, 6): Sm((48, 16, 64, 64, 100, 99), 128, 4, (1, 6), tensor_fma=128, mma=(512, 256), surveyed=True),
-    (8, 7): Sm((48, 16, 64, 64, 164, 163), 128, 4, (1, 4), tensor_fma=256, mma=(1024, 512)),
-    (8, 8): Sm((48, 16, 64, 64, 100, 99), 128, None, (1, 6), mma=(512, 256)),
-    (8, 9): Sm((48, 24, 64, 64, 100, 99), 128, 4, (12, 96), tensor_fma=128, mma=(512, 256), surveyed=True),
-    (9, 0): Sm(
-        (64, 32, 64, 64, 228, 227),
-        128,
-        4,
-        (50, 60),
-        barriers=64,
-        tensor_fma=512,
-        mma=(1270, 635),
-        wgmma=(2048, 1024),
-        surveyed=True,
-    ),
-    (10, 0): Sm(
-        (64, 32, 64, 64, 228, 227), 128, 4, (126, 126), barriers=64, tensor_fma=1024, mma=(1024, 512), surveyed=True
-    ),
-    (10, 3): Sm((64, 32, 64, 64, 228, 227), 128, 4, (96, 192), barriers=32, tensor_fma=1024, mma=(1024, 512)),
-    (11, 0): Sm((48, 24, 64, 64, 228, 227), 128, 4, (32, 32), barriers=24, mma=(1024, 512)),
-    (12, 0): Sm(
-        (48, 24, 64, 64, 100, 99), 128, 4, (24, 128), barriers=24, tensor_fma=128, mma=(512, 256), surveyed=True
-    ),
-    (12, 1): Sm((48, 24, 64, 64, 100, 99), 128, 4, (24, 24), barriers=24, tensor_fma=128, mma=(512, 256)),
+    (3, 7): Sm(192, 0, (1.5, 1.5)),
+    (5, 0): Sm(128, 0, (1, 2)),
+    (5, 2): Sm(128, 0, (1, 3), surveyed=True),
+    (5, 3): Sm(128, 0, (0.25, 0.25)),
+    (6, 0): Sm(64, 0, (3, 4)),
+    (6, 1): Sm(128, 0, (0.5, 3), surveyed=True),
+    (6, 2): Sm(128, 0, (0.5, 0.5)),
+    (7, 0): Sm(64, 8, (4.5, 6), tensor_fma=64, mma=(512,), surveyed=True),
+    (7, 2): Sm(64, 8, (0.5, 0.5), tensor_fma=64, mma=(512,)),
+    (7, 5): Sm(64, 8, (0.5, 6), tensor_fma=64, mma=(512,), surveyed=True),
+    (8, 0): Sm(64, 4, (24, 48), tensor_fma=256, mma=(1024, 512), surveyed=True),
+    (8, 6): Sm(128, 4, (1, 6), tensor_fma=128, mma=(512, 256), surveyed=True),
+    (8, 7): Sm(128, 4, (1, 4), tensor_fma=256, mma=(1024, 512)),
+    (8, 8): Sm(128, None, (1, 6), mma=(512, 256)),
+    (8, 9): Sm(128, 4, (12, 96), tensor_fma=128, mma=(512, 256), surveyed=True),
+    (9, 0): Sm(128, 4, (50, 60), tensor_fma=512, mma=(1270, 635), wgmma=(2048, 1024), surveyed=True),
+    (10, 0): Sm(128, 4, (126, 126), tensor_fma=1024, mma=(1024, 512), surveyed=True),
+    (10, 3): Sm(128, 4, (96, 192), tensor_fma=1024, mma=(1024, 512)),
+    (11, 0): Sm(128, 4, (32, 32), mma=(1024, 512)),
+    (12, 0): Sm(128, 4, (24, 128), tensor_fma=128, mma=(512, 256), surveyed=True),
+    (12, 1): Sm(128, 4, (24, 24), tensor_fma=128, mma=(512, 256)),
 }
-
-# Sizes that shared memory can be set to, by its largest; those of Kepler to Pascal, and of Turing, are others.
-CARVEOUTS = {
-    96: [0, 8, 16, 32, 64, 96], 100: [0, 8, 16, 32, 64, 100], 164: [0, 8, 16, 32, 64, 100, 132, 164],
-    228: [0, 8, 16, 32, 64, 100, 132, 164, 196, 228],
-}  # fmt: skip
 
 # By all variants under one build of the compiler.
 SAME_PTX = {

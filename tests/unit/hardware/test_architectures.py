@@ -16,13 +16,13 @@ import cubatch
 from benchmarks.kernel_budget import shared_ptx
 from cubatch.errors import UnknownName
 from cubatch.estimate.vendor import fitted
-from cubatch.hardware import architectures, arithmetic, catalogue, waves
+from cubatch.hardware import architectures, arithmetic, catalogue
 from cubatch.hardware.architectures import Architecture, Every
 from cubatch.hardware.facts import Device
 from cubatch.kernels import resources, survey, variant
 from cubatch.kernels.toolchain import compile as compiler
 from tests.unit.hardware.printed import HALF_RATE, LOWER_CLOCK, TABLE
-from tests.unit.hardware.published import CARVEOUTS, NAMES, SAME_PTX, SMS
+from tests.unit.hardware.published import NAMES, SAME_PTX, SMS
 
 FILE = Path(cubatch.__file__).parent / "data" / "architectures.toml"
 WHOLE = tomllib.loads(FILE.read_text(encoding="utf-8"))
@@ -75,26 +75,6 @@ def test_the_tables_are_in_order_and_none_is_missing():
 
 
 @every_table
-def test_limits_are_the_published_ones(name, table):
-    """A slip in the table would move every occupancy of that architecture."""
-    capability = tuple(table["compute_capability"])
-    warps, blocks, registers, of_block, shared, shared_of_block = SMS[capability].limits
-
-    limits = architectures.of(capability)
-
-    assert (limits.warps_per_sm, limits.blocks_per_sm, limits.threads_per_sm) == (warps, blocks, 32 * warps)
-    assert (limits.registers_per_sm, limits.registers_per_block) == (registers * 1024, of_block * 1024)
-    assert (limits.shared_bytes_per_sm, limits.shared_bytes_per_block) == (shared * 1024, shared_of_block * 1024)
-    since_ampere = capability >= (8, 0)
-    assert (limits.reserved_shared_bytes, limits.shared_unit_bytes) == ((1024, 128) if since_ampere else (0, 256))
-    fixed = {3: [80, 96, 112], 5: [shared], 6: [shared]} | {7: [32, 64] if capability == (7, 5) else CARVEOUTS.get(96)}
-    sizes = CARVEOUTS[shared] if since_ampere else fixed[capability[0]]
-    assert limits.shared_carveouts == tuple(1024 * size for size in sizes)
-    assert limits.partitions == (2 if capability == (6, 0) else 4)
-    assert limits.barriers_per_sm == SMS[capability].barriers
-
-
-@every_table
 def test_the_reader_gives_what_the_table_says(name, table):
     """Every field, under the same name where it is in the same unit."""
     found = architectures.of(table["compute_capability"])
@@ -142,14 +122,6 @@ def test_what_holds_for_every_architecture():
         barriers_per_block=16, shared_bytes_without_opting_in=48 * 1024, cuda="12.9", source=EVERY["source"],
     )  # fmt: skip
     assert architectures.every() == facts
-
-
-@every_table
-def test_barriers_are_counted_from_hopper_on(name, table):
-    """A launch of one barrier has the whole pool as its limit."""
-    capability = tuple(table["compute_capability"])
-    found = waves.occupancy(compute_capability=capability, threads_per_block=32, registers_per_thread=8)
-    assert found.limits.get("barriers") == SMS[capability].barriers
 
 
 @every_table

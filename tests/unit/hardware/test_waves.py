@@ -1,10 +1,8 @@
-"""Waves, busiest SM and occupancy against brute force, published cliffs and NVIDIA's own calculator."""
+"""Waves, busiest SM and Coulom sizes against brute force; occupancy also in test_occupancy_header.py."""
 
 from __future__ import annotations
 
-import csv
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -16,11 +14,6 @@ from cubatch.hardware import architectures, waves
 pytestmark = pytest.mark.case("titan-x-test-batch")
 
 SMALL = st.integers(1, 60)
-
-# What NVIDIA's cuda_occupancy.h (CUDA 13.0) answered, compiled on a host with the limits of each architecture and one
-# barrier per block. Its limits of shared memory were raised by the reserved bytes, which launches may use too.
-with (Path(__file__).parent / "occupancy_reference.csv").open(encoding="ascii") as file:
-    REFERENCE = list(csv.DictReader(file))
 
 
 def waves_by_hand(num_blocks: int, slots: int) -> tuple[int, int]:
@@ -57,14 +50,6 @@ def test_the_busiest_sm_is_that_of_dealing_blocks_round(num_blocks, num_sms):
     assert waves.fill(num_blocks, num_sms) == sum(dealt) / (max(dealt) * num_sms)
 
 
-@pytest.mark.parametrize(("boards", "blocks"), [(96, 1), (97, 2), (192, 2), (193, 3)])
-def test_busiest_sm_steps_where_throughput_was_seen_to_fall(boards, blocks):
-    """Published sweep on a 2080 Super, 48 SMs, C = 128, 8x8, tile 128x128: -28.9 % at 97 boards, -19.3 % at 193."""
-    num_blocks = -(-boards * 8 * 8 // 128)
-
-    assert waves.busiest_sm_blocks(num_blocks, 48) == blocks
-
-
 @pytest.mark.parametrize(
     ("num_sms", "width", "channels", "published"),
     [
@@ -93,21 +78,6 @@ def test_coulom_size_is_exact_where_floating_point_would_round(n, h, w, c, num_s
     found = waves.coulom_batch_size(n, h=h, w=w, c=c, num_sms=num_sms)
 
     assert found <= exact < found + 1
-
-
-def test_occupancy_is_what_nvidias_calculator_says():
-    """Blocks and limiters agree with cuda_occupancy.h on every architecture."""
-    assert len(REFERENCE) == 150
-    for row in REFERENCE:
-        found = waves.occupancy(
-            compute_capability=[int(part) for part in row["compute_capability"].split(".")],
-            threads_per_block=int(row["threads_per_block"]),
-            registers_per_thread=int(row["registers_per_thread"]),
-            shared_bytes_per_block=int(row["shared_bytes_per_block"]),
-            shared_carveout_bytes=int(row["shared_carveout_bytes"]) if row["shared_carveout_bytes"] else None,
-        )
-        assert found.blocks_per_sm == int(row["blocks_per_sm"]), row
-        assert set(found.limiters) == set(row["limiters"].split()), row
 
 
 @pytest.mark.parametrize(
