@@ -1,41 +1,13 @@
-"""Whole steps against PyTorch eager and `torch.compile`: the list of items, the comparison and its table."""
+"""Whole steps against PyTorch eager and `torch.compile`: the comparison."""
 
 from __future__ import annotations
 
 import json
-import types
 
 import pytest
 
 from benchmarks.gpu import form, training
-from benchmarks.gpu import stages as gpu_stages
-from benchmarks.gpu.steps import Step
-from benchmarks.pages import gpu
 from tests.unit.bench_fakes import World, enter
-from tests.unit.benchmarks.passes import H200, result_of
-
-STAGE = gpu_stages.stage_named("training")
-
-
-def listed(only="compile|max-autotune"):
-    """Return the items that an expression selects."""
-    return gpu_stages.chosen(STAGE, H200, only)
-
-
-# --- the list --------------------------------------------------------------------------------------------------------
-
-
-def test_compiled_steps_run_on_request_only():
-    """Compiling takes minutes: the default pass, or a selection by type, runs the steps against eager alone."""
-    usual = ["resnet50, batch 256, float16", "resnet50, batch 256, bfloat16", "resnet50, batch 32, float16"]
-    assert [item.name for item in listed("")] == usual
-    assert [item.name for item in listed(", float16")] == [usual[0], usual[2]]
-    assert {item.run.args[-1] for item in listed("compile")} == {("eager", "compile")}
-    assert {item.run.args[-1] for item in listed("max-autotune$")} == {("compile max-autotune",)}
-    assert [item.run.args[0] for item in listed("^vit-base, tr.*compile$")] == [Step("vit-base", "training", 128)]
-
-
-# --- the comparison --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -88,27 +60,3 @@ def test_a_rival_that_fails_names_the_error(clock, fails_at):
     assert found["compile"].keys() == {"warm_up_seconds", "failure"}
     assert found["compile"]["failure"] == "RuntimeError: no Triton"
     assert found["eager"]["ratio"] == pytest.approx(2.0)
-
-
-@pytest.mark.parametrize(
-    ("torch", "reason"),
-    [
-        (None, "PyTorch with CUDA is not installed"),
-        ("torch", "torchvision is not installed; there is no module for tokens"),
-    ],
-)
-def test_a_missing_package_makes_the_item_unavailable(clock, monkeypatch, torch, reason):
-    """The item gives the reason and builds nothing: it has not failed."""
-
-    def no_module(_):
-        raise ValueError("there is no module for tokens")
-
-    monkeypatch.setattr(training.rivals, "torch_of", lambda _: torch)
-    monkeypatch.setattr(training, "_builder", no_module)
-    session = types.SimpleNamespace(target=clock.target(), small=False)
-    found = training.whole_step(Step("vit-base", "inference", 128), ("eager",), session)
-    assert found == {
-        "network": "vit-base", "mode": "inference", "dtype": "float16", "batch_size": 128, "status": "unavailable",
-        "message": reason,
-    }  # fmt: skip
-    assert "1 unavailable" in gpu.compiled(result_of(training=([{"name": "a"} | found], 0)))

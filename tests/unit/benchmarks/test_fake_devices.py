@@ -4,50 +4,17 @@ from __future__ import annotations
 
 import math
 
-import attrs
 import pytest
 
-import cubatch as cb
 from benchmarks.search.cases import Case
 from benchmarks.search.fake_devices import KINDS, make, numbers
-from benchmarks.search.waves import convolution_seconds
-from cubatch.hardware import catalogue
 
-V100 = catalogue.find("v100-sxm2-16gb")
 TURNS = 3
 
 
 def of_kind(kind: str, turns: int = TURNS) -> list[Case]:
     """Make the first devices of one class."""
     return [make(0, number) for number in numbers(turns, [kind])]
-
-
-def same_padded(extent: int, channels: int) -> cb.Conv2d:
-    """Give a 3x3 convolution that keeps the extent."""
-    return cb.Conv2d(h=extent, w=extent, c=channels, k=channels, r=3, s=3, pad=1)
-
-
-@pytest.mark.parametrize(
-    ("num_sms", "extent", "channels", "tile", "crests"),
-    [
-        (80, 19, 128, (128, 128), (28, 56, 85, 113)),  # V100: identical to the Coulom rule's numbers
-        (80, 19, 128, (256, 128), (56, 113, 170, 226)),  # the kernel that V100 really used
-        (24, 19, 256, (128, 128), (4, 8, 12, 17, 21)),  # Titan X (Maxwell)
-        (28, 19, 256, (128, 128), (4, 9, 14, 19, 24)),  # Titan X (Pascal)
-        (48, 8, 128, (128, 128), (96, 192)),  # 2080 Super: the published cliffs at 97 and 193
-        (48, 8, 320, (128, 128), (32, 64, 96)),  # its 320 filters are three columns of tiles, the third half empty
-    ],
-)
-def test_the_truth_has_its_cliffs_where_they_were_published(
-    num_sms: int, extent: int, channels: int, tile: tuple[int, int], crests: tuple[int, ...]
-) -> None:
-    """The i-th crest takes i full waves and one sample more takes another whole one, where tails cost a wave."""
-    gpu = attrs.evolve(V100, num_sms=num_sms)
-    seconds = convolution_seconds(same_padded(extent, channels), gpu, tile=tile, tail=1.0)
-    wave = seconds(1)
-    for i, crest in enumerate(crests, start=1):
-        assert seconds(crest) == pytest.approx(i * wave)
-        assert seconds(crest + 1) == pytest.approx((i + 1) * wave)
 
 
 def test_devices_come_from_the_seed_and_cover_every_class() -> None:

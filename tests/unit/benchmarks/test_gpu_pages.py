@@ -41,16 +41,6 @@ SYNTHETIC = result_of(
 )
 
 
-def test_the_table_of_products_leaves_out_what_was_wrong():
-    """And the caption counts what was skipped."""
-    text = gpu.gemm(SYNTHETIC)
-    assert "gemm nt 64 x 64 x 64" in text
-    assert "0.50 (0.49 to 0.51)" in text
-    assert "16 x 64" not in text
-    assert "3 skipped for lack of time" in text
-    assert "Imaginary GPU, 2000-01-01, commit 0000000" in text
-
-
 def test_a_caption_names_the_commits_that_a_resumed_pass_kept_cases_of():
     """Two of three products were timed before it was resumed, by code of another commit; convolutions were not."""
     result = result_of(

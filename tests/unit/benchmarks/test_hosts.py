@@ -5,15 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import bench_hosts
-from benchmarks.search.hosts import Host, Ratios
-
-
-def test_the_truth_is_the_fast_state_or_with_smooth_ratios_both():
-    """A size that is much slower in the slow state loses only where both states count."""
-    for ratios in Ratios:
-        host = Host.draw(0, 5, 0.15, ratios)
-        slow = 1.0 if ratios is Ratios.PER_SIZE else (1.0 + host.times(64)) / 2
-        assert host.rate(64) == pytest.approx(64 / (host.fast(64) * slow))
+from benchmarks.search.hosts import Host
 
 
 def test_a_jump_adds_the_same_seconds_from_a_small_size_on():

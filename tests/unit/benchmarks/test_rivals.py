@@ -46,29 +46,6 @@ def test_a_rival_repeats_the_trials_of_the_original(name: str) -> None:
         assert (len(runner.prepared), failures(runner), answer) == expected, f"limit {limit}"
 
 
-@pytest.mark.parametrize(("maximum", "expected"), [(100, 128), (1000, 1024)])
-def test_lightning_power_exceeds_the_maximum(maximum: int, expected: int) -> None:
-    """The original handed back 128 for a maximum of 100, and 1024 for 1000, without running either."""
-    runner = session(10**6)
-    assert finders.lightning_power(runner, task(maximum)) == expected
-    assert expected not in runner.ran
-
-
-@pytest.mark.parametrize(
-    ("total_gib", "expected"),
-    [
-        (7.55, 5),  # 60 % is 4.53 GiB, rounded to 5
-        (3.55, 2),  # 60 % is 2.13 GiB, rounded to 2
-        (2.40, 1),  # 60 % is 1.44 GiB, rounded to 1
-    ],
-)
-def test_ultralytics_rounds_its_target_to_whole_gib(total_gib: float, expected: int) -> None:
-    """The rule solves a straight line, here 0.99 GiB a sample, for 60 % of the free memory, rounded to whole GiB."""
-    total = round(total_gib * GIB)
-    runner = FakeDevice(affine(1e-3, 1e-5), bytes_needed=lambda n: n * GIB * 99 // 100)()
-    assert finders.ultralytics(runner, task(total_bytes=total)) == expected
-
-
 @pytest.mark.case("heuristic-finder")
 @pytest.mark.parametrize(
     ("facts", "expected"),

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from benchmarks.predictor import fitting
-from benchmarks.score_predictor import errors, score_source, summary
+from benchmarks.score_predictor import errors, score_source
 from tests.unit.benchmarks.building import LAYERS, model_of, rows_of
 
-V100, P100, XP, TI = "v100-pcie-16gb", "p100-pcie-16gb", "titan-xp", "gtx-1080-ti"
+V100, P100, XP = "v100-pcie-16gb", "p100-pcie-16gb", "titan-xp"
 TWO = {V100: (1.0, 1.0), P100: (1.0, 1.0)}
 
 
@@ -19,22 +19,6 @@ def test_errors_are_of_the_published_time():
     rows = rows_of(layers=LAYERS[:1], batches=(4,), factors=TWO)
     rows = attrs.evolve(rows, seconds=np.array([2.0, 4.0]), overhead=np.array([3.0, 0.0]))
     assert errors(rows, np.array([1.0, 5.0])).tolist() == pytest.approx([20.0, 25.0])
-
-
-def test_a_summary_counts_and_averages():
-    """Mean, median and bias of errors by hand; a bootstrap of whole shapes lies around the mean."""
-    rows = rows_of(layers=LAYERS[:4], batches=(4, 8), factors=TWO)
-    # Two layers 10 % too long, one 20 % too short, one right.
-    factor = np.repeat([1.1, 1.1, 0.8, 1.0], 4)
-    found = summary(rows, rows.seconds * factor, seed=0)
-    assert (found["rows"], found["shapes"], found["gpus"]) == (16, 4, [P100, V100])
-    assert (found["mean"], found["median"], found["mean_without_overhead"]) == (10.0, 10.0, 10.0)
-    assert found["bias"] == pytest.approx(100 * ((1.1 * 1.1 * 0.8) ** 0.25 - 1), abs=0.05)
-    low, high = found["mean_interval"]
-    # Means of four shapes drawn from (10, 10, 20, 0): at the ends, none or all of them is the bad one.
-    assert 0 <= low < 10 < high <= 20
-    alike = summary(rows, rows.seconds * 1.1, seed=0)
-    assert (alike["mean_interval"], alike["median_interval"]) == ([10.0, 10.0], [10.0, 10.0])
 
 
 @pytest.fixture
