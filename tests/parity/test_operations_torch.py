@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubatch.engine import functional, optim
+from cubatch.engine import functional
 from cubatch.network.windows import Window
 from tests.thorough import examples
 
@@ -23,37 +23,6 @@ def _nchw(array, *, grad=True):
 
 def _nhwc(tensor):
     return tensor.detach().numpy().transpose(0, 2, 3, 1)
-
-
-@given(
-    groups=st.sampled_from([1, 2, 4]),
-    width=st.sampled_from([(1, 1), (2, 3), (1, 4)]),
-    rs=st.sampled_from([(1, 1), (3, 3), (5, 2)]),
-    stride=st.sampled_from([(1, 1), (2, 2), (3, 1), (4, 4)]),
-    dilation=st.sampled_from([(1, 1), (2, 1), (3, 2)]),
-    pad=st.tuples(*[st.integers(0, 3)] * 4),
-    nhw=st.tuples(st.integers(1, 3), st.integers(13, 17), st.integers(7, 12)),
-    seed=st.integers(0, 2**31),
-)
-@settings(max_examples=examples(100), deadline=None)
-def test_conv2d_and_gradients(groups, width, rs, stride, dilation, pad, nhw, seed):
-    """Larger than the reference loops can go: several blocks, every option at once."""
-    random = np.random.default_rng(seed)
-    x, w = random.standard_normal((*nhw, groups * width[0])), random.standard_normal((groups * width[1], *rs, width[0]))
-    b = random.standard_normal(len(w))
-    options = {"stride": stride, "pad": pad, "dilation": dilation, "groups": groups}
-    workspace = np.full(1 << 17, 0xFF, np.uint8)
-    y = functional.conv2d(x, w, b, **options, workspace=workspace)
-    tx, tw, tb = _nchw(x), _nchw(w), torch.tensor(b, requires_grad=True)
-    padded = F.pad(tx, (pad[2], pad[3], pad[0], pad[1]))
-    ty = F.conv2d(padded, tw, tb, stride=stride, dilation=dilation, groups=groups)
-    np.testing.assert_allclose(y, _nhwc(ty), **CLOSE)
-    dy, dw, db = random.standard_normal(y.shape), np.empty_like(w), np.empty_like(b)
-    ty.backward(_nchw(dy, grad=False))
-    functional.conv2d_wgrad(x, dy, dw=dw, db=db, **options, workspace=workspace)
-    dx = functional.conv2d_dgrad(dy, w, x_shape=x.shape, **options, workspace=workspace)
-    for got, want in ((dx, _nhwc(tx.grad)), (dw, _nhwc(tw.grad)), (db, tb.grad.numpy())):
-        np.testing.assert_allclose(got, want, **CLOSE)
 
 
 @given(
@@ -121,106 +90,3 @@ def test_batch_norm_in_float32_loses_no_more_than_pytorch(ratio):
     ):
         error, allowed = (np.sqrt(np.mean((array - want) ** 2)) for array in (got, other))
         assert error <= 1.5 * allowed + 10 * 2.0**-24, f"{name}: {error / allowed:.2f} times PyTorch's"
-
-
-def test_batch_norm_and_gradients():
-    """Training, running statistics and inference."""
-    random = np.random.default_rng(0)
-    x, gamma, beta = random.standard_normal((4, 5, 6, 7)), random.standard_normal(7), random.standard_normal(7)
-    theirs = torch.nn.BatchNorm2d(7, dtype=torch.float64)
-    theirs.weight.data, theirs.bias.data = torch.tensor(gamma), torch.tensor(beta)
-    tx = _nchw(x)
-    ty = theirs(tx)
-    saved, running = (
-        {"mean": np.empty(7), "inv_std": np.empty(7)},
-        {"running_mean": np.zeros(7), "running_var": np.ones(7)},
-    )
-    np.testing.assert_allclose(functional.batch_norm_train(x, gamma, beta, **saved, **running), _nhwc(ty), **CLOSE)
-    np.testing.assert_allclose(running["running_mean"], theirs.running_mean.numpy(), **CLOSE)
-    np.testing.assert_allclose(running["running_var"], theirs.running_var.numpy(), **CLOSE)
-    dy, dgamma, dbeta = random.standard_normal(x.shape), np.empty(7), np.empty(7)
-    ty.backward(_nchw(dy, grad=False))
-    dx = functional.batch_norm_backward(dy, x, gamma, **saved, dgamma=dgamma, dbeta=dbeta)
-    for got, want in ((dx, _nhwc(tx.grad)), (dgamma, theirs.weight.grad.numpy()), (dbeta, theirs.bias.grad.numpy())):
-        np.testing.assert_allclose(got, want, **CLOSE)
-    theirs.eval()
-    np.testing.assert_allclose(
-        functional.batch_norm_inference(x, gamma, beta, **running), _nhwc(theirs(_nchw(x))), **CLOSE
-    )
-
-
-@pytest.mark.parametrize(
-    ("kind", "theirs"),
-    [
-        ("relu6", F.relu6),
-        ("sigmoid", torch.sigmoid),
-        ("silu", F.silu),
-        ("hard_sigmoid", lambda x: F.relu6(x + 3) / 6),  # F.hardsigmoid's gradient has 1 / 6 in float32 alone
-        ("hard_swish", F.hardswish),
-        ("gelu", F.gelu),
-    ],
-)
-def test_activations_and_gradients(kind, theirs):
-    """Eighths from -10 to 10: on every kink, and on both sides of it."""
-    x = np.arange(-80.0, 81) / 8
-    tx = torch.tensor(x, requires_grad=True)
-    ty = theirs(tx)
-    y = functional.activation(x, kind=kind)
-    np.testing.assert_allclose(y, ty.detach().numpy(), **CLOSE)
-    dy = np.random.default_rng(3).standard_normal(x.shape)
-    ty.backward(torch.tensor(dy))
-    dx = functional.activation_backward(dy, x if kind in {"silu", "hard_swish", "gelu"} else y, kind=kind)
-    np.testing.assert_allclose(dx, tx.grad.numpy(), **CLOSE)
-
-
-def test_scale_and_gradients():
-    """A factor for each sample and channel, broadcast over the pixels."""
-    random = np.random.default_rng(4)
-    x, dy, s = *random.standard_normal((2, 3, 9, 8, 5)), random.standard_normal((3, 1, 1, 5))
-    tx, ts = _nchw(x), _nchw(s)
-    ty = tx * ts
-    ty.backward(_nchw(dy, grad=False))
-    dx, ds = np.empty_like(x), np.empty_like(s)
-    functional.scale_backward(dy, x, s, dx=dx, ds=ds, workspace=np.full(2048, 0xFF, np.uint8))
-    for got, want in ((functional.scale(x, s), ty), (dx, tx.grad), (ds, ts.grad)):
-        np.testing.assert_allclose(got, _nhwc(want), **CLOSE)
-
-
-def test_softmax_cross_entropy_and_gradient():
-    """Per position: logits (n, t, classes)."""
-    random = np.random.default_rng(1)
-    logits, labels = random.standard_normal((3, 4, 6)), random.integers(0, 6, (3, 4))
-    theirs = torch.tensor(logits, requires_grad=True)
-    loss = F.cross_entropy(theirs.reshape(-1, 6), torch.tensor(labels).reshape(-1))
-    loss.backward()
-    dlogits = np.empty_like(logits)
-    assert functional.softmax_cross_entropy(logits, labels, dlogits=dlogits).item() == pytest.approx(
-        loss.item(), rel=1e-13
-    )
-    np.testing.assert_allclose(dlogits, theirs.grad.numpy(), **CLOSE)
-
-
-@pytest.mark.parametrize("decay", [0.0, 0.05])
-@pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
-def test_optimizers(name, decay):
-    """Five steps with a fresh gradient each."""
-    random = np.random.default_rng(2)
-    w = random.standard_normal(500)
-    theirs = torch.nn.Parameter(torch.tensor(w))
-    make = {
-        "sgd": lambda: torch.optim.SGD([theirs], lr=0.1, weight_decay=decay),
-        "momentum": lambda: torch.optim.SGD([theirs], lr=0.1, momentum=0.9, weight_decay=decay),
-        "adam": lambda: torch.optim.Adam([theirs], lr=0.1, weight_decay=decay),
-    }
-    optimizer, state = make[name](), [np.zeros(500), np.zeros(500)]
-    for step in range(1, 6):
-        gradient = random.standard_normal(500)
-        theirs.grad = torch.tensor(gradient)
-        optimizer.step()
-        if name == "sgd":
-            optim.sgd(w, [gradient], lr=0.1, weight_decay=decay)
-        elif name == "momentum":
-            optim.momentum(w, [gradient], state[0], lr=0.1, weight_decay=decay)
-        else:
-            optim.adam(w, [gradient], *state, step=step, lr=0.1, weight_decay=decay)
-        np.testing.assert_allclose(w, theirs.detach().numpy(), **CLOSE)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from cubatch.engine import functional
 from cubatch.engine.network import Model
@@ -14,7 +12,6 @@ from cubatch.network.graph import Network
 from cubatch.network.layers import GELU, Add, Conv2d, Flatten, LayerNorm, LayerScale, Linear
 from cubatch.network.sketches.sketch import Sketch
 from cubatch.network.sketches.transformers import vision_transformer
-from tests.thorough import examples
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
@@ -26,40 +23,6 @@ HEADS, DEPTH = 3, 2
 
 def double(array):
     return torch.tensor(array, requires_grad=True)
-
-
-@given(
-    n=st.integers(1, 9), t=st.integers(1, 60), heads=st.sampled_from([1, 2, 5]), width=st.sampled_from([1, 3, 16]),
-    room=st.sampled_from([1 << 14, 1 << 18, 1 << 21]), seed=st.integers(0, 2**31),
-)  # fmt: skip
-@settings(max_examples=examples(40), deadline=None)
-def test_attention_and_gradients(n, t, heads, width, room, seed):
-    """Beside `multi_head_attention_forward`, larger than the reference loops can go: in several blocks."""
-    random, c = np.random.default_rng(seed), heads * width
-    x, dy = random.standard_normal((2, n, t, c))
-    shapes = {"w_in": (3 * c, c), "w_out": (c, c), "b_in": (3 * c,), "b_out": (c,)}
-    p = {name: random.standard_normal(shape) / np.sqrt(c) for name, shape in shapes.items()}
-    tx, tp = double(x), {name: double(array) for name, array in p.items()}
-    across = tx.transpose(0, 1)  # (t, n, c)
-    ty, _ = F.multi_head_attention_forward(
-        across, across, across, c, heads, tp["w_in"], tp["b_in"], None, None, False, 0.0, tp["w_out"], tp["b_out"],
-        need_weights=False,
-    )  # fmt: skip
-    ty = ty.transpose(0, 1)
-    ty.backward(torch.tensor(dy))
-
-    saved = [np.full((n, count), np.nan) for count in (3 * t * c, heads * t * t, t * c)]
-    workspace = np.full(max(room, 16 * t * (5 * c + heads * (t + 1)) + 64 * c * (c + 1) + 1024), 0xFF, np.uint8)
-    y = functional.attention(x, **p, heads=heads, keep=saved, workspace=workspace)
-    np.testing.assert_allclose(y, ty.detach().numpy(), **CLOSE)
-    np.testing.assert_allclose(functional.attention(x, **p, heads=heads), y, **CLOSE)  # without: in other blocks
-    gradients = {f"d{name}": np.full(shape, np.nan) for name, shape in shapes.items()}
-    dx = functional.attention_backward(
-        dy, x, p["w_in"], p["w_out"], heads=heads, saved=saved, **gradients, workspace=workspace
-    )
-    np.testing.assert_allclose(dx, tx.grad.numpy(), **CLOSE)
-    for name, tensor in tp.items():
-        np.testing.assert_allclose(gradients[f"d{name}"], tensor.grad.numpy(), **CLOSE, err_msg=name)
 
 
 @pytest.mark.parametrize("ratio", [0, 1, 10, 100, 1000])

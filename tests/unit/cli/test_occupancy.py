@@ -200,31 +200,6 @@ def test_options_that_do_not_go_together_are_wrong_arguments(run, arguments, sai
     assert said in err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ((*NUMBERS, "--device", "v10"), ("device", "v10", "v100")),
-        (NUMBERS, ("--device", "a GPU", "cubatch devices")),
-        ((*NUMBERS, "--device", "cpu"), ("--device", "cpu", "a GPU")),
-        (("--threads", 2000, "--registers", 32, *V100), ("--threads", "1 to 1024", "2000")),
-        ((*NUMBERS, "--shared", "a lot", *V100), ("--shared", "a lot", "48KiB")),
-        (("conv2d_frop", *V100), ("kernel", "conv2d_frop")),
-        (("conv2d_fprop_implicit_gemm_f32_simt", *V100, "--sweep", "threads"), ("one variant", FPROP)),
-        ((FPROP, *V100, *GO, "--layer", "conv99x", "--batch-size", 4), ("layer", "conv99x", "conv9")),
-        ((FPROP, *V100, *GO, "--batch-size", 10**9, "--sweep", "batch-size"), ("--batch-size", "16384", "1000000000")),
-        ((FPROP, *V100, "--model", "mlp", "--batch-size", 4), ("mlp", "conv2d_fprop")),
-        ((*NUMBERS, *V100, "--sweep", "threads", "--plot", "a.gif"), ("plot file", ".png")),
-    ],
-)
-def test_bad_input_is_named_with_what_would_do(run, arguments, said):
-    """One line on stderr with the field, the value and the way out; exit code 2."""
-    code, out, err = run(*arguments)
-    assert (code, out) == (2, "")
-    assert err.count("\n") == 1
-    for part in said:
-        assert part in err
-
-
 def test_a_gpu_whose_facts_are_not_known_is_refused(monkeypatch, run):
     """Without its compute capability nothing can be said; the error names what is missing."""
     monkeypatch.setattr(probe, "resolve", lambda *_, **__: Device(name="Riddle"))

@@ -14,7 +14,6 @@ from cubatch.tuning import prediction as forecast
 from cubatch.units import format_bytes, format_count, format_percent, format_seconds, format_value
 from tests.unit.commands import in_process
 from tests.unit.predictions import lines_of
-from tests.unit.tuned import tuned
 
 V100 = ("--device", "v100-sxm2-16gb")
 BARE = "rtx-pro-6000-blackwell-server"  # its bandwidth and rates are not known
@@ -102,28 +101,6 @@ def test_options_that_make_no_sense_are_wrong_arguments(run, arguments, said):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("lenet6", *V100), ("model", "lenet6", "lenet5")),
-        (("lenet5", "--device", "cpu"), ("device", "GPU")),
-        (("lenet5", "--devices", "t4,v10"), ("device", "v10", "v100")),
-        (("lenet5", "--device", BARE), ("Server Edition", "peak_bytes_per_second")),
-        (("lenet5", *V100, "--dtype", "tf32"), ("dtype", "tf32", "V100")),
-        (("lenet5", *V100, "--batch-sizes", "1000000000"), ("--batch-sizes", "1000000000")),
-        (("lenet5", *V100, "--tolerance", "2"), ("tolerance", "2.0")),
-        (("lenet5", *V100, "--plot", "a.gif"), ("plot file", ".png")),
-    ],
-)
-def test_bad_input_is_named_with_what_would_do(run, arguments, said):
-    """One line on stderr with the field, the value and the way out; exit code 2."""
-    code, out, err = run(*arguments)
-    assert (code, out) == (2, "")
-    assert err.count("\n") == 1
-    for part in said:
-        assert part in err
-
-
-@pytest.mark.parametrize(
     ("arguments", "said"), [(("--memory-limit", "1KiB"), "1.00 KiB"), (("--anchors", "nowhere.json"), "nowhere.json")]
 )
 def test_what_makes_sense_and_cannot_be_done_is_code_1(run, arguments, said):
@@ -138,13 +115,6 @@ def test_files_that_cannot_be_written_are_refused_before_anything_is_predicted(r
     """Forty GPUs take a while, and all of it would be lost."""
     code, _, err = run("lenet5", *V100, option, "nowhere/a.png")
     assert (code, "nowhere" in err, asked) == (2, True, [])
-
-
-def test_anchors_of_another_schema_are_refused(run, tmp_path):
-    """The file is named, and the schema it has."""
-    (tmp_path / "old.json").write_text(json.dumps(tuned(schema=7)))
-    code, _, err = run("lenet5", *V100, "--anchors", tmp_path / "old.json")
-    assert (code, "old.json" in err, "schema must be 1, got 7" in err) == (1, True, True)
 
 
 # --- one GPU ------------------------------------------------------------------------------------------------------
@@ -278,12 +248,6 @@ def test_extrapolation_is_said_of_gpus_side_by_side_too(run):
     assert re.findall(r"^- (\S+): .*not fitted to measurements", out, re.MULTILINE) == ["h200-sxm"]
 
 
-def test_a_gpu_that_is_named_twice_has_one_line(run):
-    """By whichever of its names."""
-    _, out, _ = run("mlp", "--devices", "t4,p4,Tesla T4", "--json", "-", *FEW)
-    assert sorted(one["device"]["name"] for one in json.loads(out)["forecasts"]) == ["Tesla P4", "Tesla T4"]
-
-
 def test_gpus_that_cannot_are_named_with_the_reason(run):
     """tf32 needs sm_80, and one GPU's bandwidth is not known: the third is answered for all the same."""
     code, out, _ = run("lenet5", "--devices", f"v100-sxm2-16gb,a40,{BARE}", "--dtype", "tf32", "--json", "-")
@@ -311,13 +275,6 @@ def test_prices_give_what_a_million_samples_cost(run):
     assert set(json.loads(both)["cost_per_million_samples"]) == {"t4", "a40"}
     for wrong in (("--device", "t4", "--prices", "t4=1"), ("--devices", "t4", "--prices", "cheap")):
         assert run("lenet5", *wrong)[0] == 2
-
-
-def test_where_no_gpu_can_the_first_reason_is_the_error(run):
-    """There is nothing to compare, and the question makes no sense: exit code 2."""
-    code, out, err = run("lenet5", "--devices", "v100-sxm2-16gb,t4", "--dtype", "tf32")
-    assert (code, out) == (2, "")
-    assert "tf32" in err
 
 
 # --- pictures -----------------------------------------------------------------------------------------------------
