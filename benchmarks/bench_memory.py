@@ -21,8 +21,7 @@ from typing import Any
 from benchmarks.provenance import provenance, write
 from cubatch.engine.conditions import environment
 from cubatch.errors import CubatchError, DoesNotFit
-from cubatch.hardware import memory_limit as hardware_memory
-from cubatch.hardware import probe
+from cubatch.hardware import memory_limit as hardware_memory, probe
 from cubatch.measure.remote import RemoteRunner
 from cubatch.measure.runner import FactoryRef
 from cubatch.memory import fit

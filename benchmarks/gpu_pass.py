@@ -39,9 +39,7 @@ from typing import Any, TextIO
 
 import attrs
 
-from benchmarks.gpu import items as gpu_items
-from benchmarks.gpu import pending, plan
-from benchmarks.gpu import stages as gpu_stages
+from benchmarks.gpu import items as gpu_items, pending, plan, stages as gpu_stages
 from benchmarks.gpu.form import text_of
 from benchmarks.gpu.process import Run, end_with, run_stage
 from benchmarks.gpu.resume import Earlier

@@ -67,49 +67,45 @@ __all__ = ["__version__", "models", *sorted(_HOME_OF)]  # noqa: PLE0604 - the na
 
 if TYPE_CHECKING:
     from cubatch.errors import *  # noqa: F403
-    from cubatch.fleet.fleet_result import FleetDevice as FleetDevice
-    from cubatch.fleet.fleet_result import FleetResult as FleetResult
+    from cubatch.fleet.fleet_result import FleetDevice as FleetDevice, FleetResult as FleetResult
     from cubatch.fleet.tune_fleet import autotune_fleet as autotune_fleet
     from cubatch.frameworks.module_footprint import ModuleFootprint as ModuleFootprint
     from cubatch.hardware.facts import Device as Device
-    from cubatch.hardware.probe import device as device
-    from cubatch.hardware.probe import devices as devices
-    from cubatch.hardware.waves import coulom_batch_size as coulom_batch_size
-    from cubatch.hardware.waves import count_waves as count_waves
-    from cubatch.hardware.waves import occupancy as occupancy
+    from cubatch.hardware.probe import device as device, devices as devices
+    from cubatch.hardware.waves import (
+        coulom_batch_size as coulom_batch_size,
+        count_waves as count_waves,
+        occupancy as occupancy,
+    )
     from cubatch.measure.profile_records import StepProfile as StepProfile
     from cubatch.measure.records import Candidate as Candidate
     from cubatch.measure.step_profile import profile as profile
     from cubatch.memory.thumb_rules import rules_of_thumb as rules_of_thumb
     from cubatch.network import models as models
-    from cubatch.network.graph import Network as Network
-    from cubatch.network.graph import SuspiciousSpec as SuspiciousSpec
+    from cubatch.network.graph import Network as Network, SuspiciousSpec as SuspiciousSpec
     from cubatch.network.importers.onnx_file import load_onnx as load_onnx
     from cubatch.network.importers.refusal import UnsupportedOperator as UnsupportedOperator
     from cubatch.network.importers.torch_export import from_torch as from_torch
     from cubatch.network.layers import *  # noqa: F403
     from cubatch.network.specfile import load_spec as load_spec
-    from cubatch.network.weight_files import from_state_dict as from_state_dict
-    from cubatch.network.weight_files import load_weights as load_weights
-    from cubatch.network.weight_files import save_weights as save_weights
-    from cubatch.network.weight_files import to_state_dict as to_state_dict
-    from cubatch.serving.serving_plan import ServingPlan as ServingPlan
-    from cubatch.serving.serving_plan import serving_plan as serving_plan
-    from cubatch.tuning.comparison import Comparison as Comparison
-    from cubatch.tuning.comparison import compare as compare
+    from cubatch.network.weight_files import (
+        from_state_dict as from_state_dict,
+        load_weights as load_weights,
+        save_weights as save_weights,
+        to_state_dict as to_state_dict,
+    )
+    from cubatch.serving.serving_plan import ServingPlan as ServingPlan, serving_plan as serving_plan
+    from cubatch.tuning.comparison import Comparison as Comparison, compare as compare
     from cubatch.tuning.extents_result import ExtentsResult as ExtentsResult
     from cubatch.tuning.forecast_record import Forecast as Forecast
     from cubatch.tuning.ladder import candidates as candidates
     from cubatch.tuning.length_plan import LengthPlan as LengthPlan
     from cubatch.tuning.prediction import predict as predict
-    from cubatch.tuning.results import Measurement as Measurement
-    from cubatch.tuning.results import TuningResult as TuningResult
-    from cubatch.tuning.step_memory import footprint as footprint
-    from cubatch.tuning.step_memory import max_batch_size as max_batch_size
+    from cubatch.tuning.results import Measurement as Measurement, TuningResult as TuningResult
+    from cubatch.tuning.step_memory import footprint as footprint, max_batch_size as max_batch_size
     from cubatch.tuning.threads_result import ThreadsResult as ThreadsResult
     from cubatch.tuning.training import train as train
-    from cubatch.tuning.tune import autotune as autotune
-    from cubatch.tuning.tune import autotune_callable as autotune_callable
+    from cubatch.tuning.tune import autotune as autotune, autotune_callable as autotune_callable
     from cubatch.tuning.tune_extents import autotune_extents as autotune_extents
     from cubatch.tuning.tune_module import autotune_module as autotune_module
     from cubatch.tuning.tune_threads import autotune_threads as autotune_threads

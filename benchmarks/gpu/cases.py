@@ -11,8 +11,7 @@ import attrs
 from cubatch.bench import cases
 from cubatch.bench.calls import Case
 from cubatch.bench.cases import of_layer
-from cubatch.network import layers as kinds
-from cubatch.network import models
+from cubatch.network import layers as kinds, models
 from cubatch.network.graph import Network
 from cubatch.network.layer import Layer
 from cubatch.network.passes import Pass

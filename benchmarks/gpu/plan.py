@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from benchmarks.gpu import cases, conformance
-from benchmarks.gpu import items as gpu_items
-from benchmarks.gpu import probes as gpu_probes
+from benchmarks.gpu import cases, conformance, items as gpu_items, probes as gpu_probes
 from benchmarks.gpu.stages import Item, Stage, chosen
 from cubatch.bench import measure
 from cubatch.bench.target import count_sets
 from cubatch.errors import CubatchError
-from cubatch.hardware import catalogue
-from cubatch.hardware import memory_limit as hardware_memory
+from cubatch.hardware import catalogue, memory_limit as hardware_memory
 from cubatch.hardware.facts import Device
 from cubatch.kernels import variant
 from cubatch.report.grid import Grid

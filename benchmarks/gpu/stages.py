@@ -9,15 +9,12 @@ from typing import Any
 
 import attrs
 
-from benchmarks.gpu import cases, conformance, eager, steps, training
-from benchmarks.gpu import items as gpu_items
-from benchmarks.gpu import probes as gpu_probes
+from benchmarks.gpu import cases, conformance, eager, items as gpu_items, probes as gpu_probes, steps, training
 from benchmarks.gpu.items import Session
 from benchmarks.gpu.steps import Step
 from cubatch.bench.calls import Case
 from cubatch.bench.target import count_sets
-from cubatch.hardware import arithmetic
-from cubatch.hardware import memory_limit as hardware_memory
+from cubatch.hardware import arithmetic, memory_limit as hardware_memory
 from cubatch.hardware.facts import Device
 
 _TUNED = (

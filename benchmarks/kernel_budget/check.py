@@ -14,8 +14,7 @@ from benchmarks.kernel_budget.budget import Checked
 from cubatch.errors import CompileError
 from cubatch.kernels import survey, variant
 from cubatch.kernels.survey import Progress
-from cubatch.kernels.toolchain import compile as compiler
-from cubatch.kernels.toolchain import nvrtc
+from cubatch.kernels.toolchain import compile as compiler, nvrtc
 from cubatch.kernels.toolchain.nvrtc import Program
 from cubatch.kernels.variant import Kernel, arch_number, kernels_path
 

@@ -8,8 +8,7 @@ from typing import Any
 import attrs
 
 from benchmarks.gpu.steps import STEPS, Step
-from benchmarks.pages.gpu_rows import STEPS as STAGE
-from benchmarks.pages.gpu_rows import Row, page, rows_of
+from benchmarks.pages.gpu_rows import STEPS as STAGE, Row, page, rows_of
 from benchmarks.pages.tables import table
 from cubatch.bench.calls import Case
 from cubatch.bench.rivals import VENDOR

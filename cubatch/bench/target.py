@@ -15,8 +15,7 @@ import attrs
 import numpy as np
 
 from cubatch.bench.calls import Case
-from cubatch.engine import backend, functional
-from cubatch.engine import storage as elements
+from cubatch.engine import backend, functional, storage as elements
 from cubatch.engine.native.context import Launcher
 from cubatch.errors import DeviceFailed, is_out_of_memory
 from cubatch.hardware import gpu_library

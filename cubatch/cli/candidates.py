@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cubatch.cli import console
-from cubatch.cli import options as opt
+from cubatch.cli import console, options as opt
 
 
 def candidates(
@@ -37,8 +36,7 @@ def candidates(
     Example: cubatch candidates resnet18 --device v100-sxm2-16gb --dtype float16 --explain
     """
     from cubatch.hardware import probe
-    from cubatch.report.tables import candidates as candidates_table
-    from cubatch.report.tables import common
+    from cubatch.report.tables import candidates as candidates_table, common
     from cubatch.tuning import candidate_layers, ladder
 
     console.check_writable(json=json)

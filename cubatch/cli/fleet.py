@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cubatch.cli import console
-from cubatch.cli import options as opt
+from cubatch.cli import console, options as opt
 from cubatch.errors import InvalidArgument, NothingMeasured
 
 app = typer.Typer(

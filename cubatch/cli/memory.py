@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cubatch.choices import Mode
-from cubatch.cli import console, refusals, torch_module
-from cubatch.cli import options as opt
+from cubatch.cli import console, options as opt, refusals, torch_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable

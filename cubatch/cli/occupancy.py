@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 import typer
 from attrs import evolve
 
-from cubatch.cli import console
-from cubatch.cli import options as opt
+from cubatch.cli import console, options as opt
 
 if TYPE_CHECKING:
     from cubatch.estimate.batch_sweep import BatchSweep
@@ -69,8 +68,7 @@ def occupancy(
 
     from cubatch.estimate import batch_sweep, occupancy_sweep
     from cubatch.hardware import architectures
-    from cubatch.report.plots import occupancy as occupancy_figure
-    from cubatch.report.plots import style
+    from cubatch.report.plots import occupancy as occupancy_figure, style
     from cubatch.report.tables import occupancy as occupancy_table
     from cubatch.report.tables.occupancy import Answer
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cubatch.cli import console
-from cubatch.cli import options as opt
+from cubatch.cli import console, options as opt
 from cubatch.errors import CubatchError
 
 if TYPE_CHECKING:
@@ -48,8 +47,7 @@ def profile(
     import json as writer
 
     from cubatch.measure import step_profile
-    from cubatch.report.plots import profile as figure
-    from cubatch.report.plots import style
+    from cubatch.report.plots import profile as figure, style
     from cubatch.report.tables import profile as table
 
     sizes = opt.whole_numbers("--batch-size", batch_size)

@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from cubatch.cli import console
-from cubatch.cli import options as opt
+from cubatch.cli import console, options as opt
 
 Server = Literal["triton", "ray-serve", "bentoml", "torchserve"]
 

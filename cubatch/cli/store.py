@@ -24,8 +24,7 @@ def list_runs(*, store: StoreOption = None, json: JsonOption = None) -> None:
     Example: cubatch store list --json -
     """
     from cubatch import sqlite_file
-    from cubatch.report.tables import common
-    from cubatch.report.tables import store as store_table
+    from cubatch.report.tables import common, store as store_table
     from cubatch.tuning import store as cache
 
     console.check_writable(json=json)
@@ -47,8 +46,7 @@ def show_run(
     Example: cubatch store show 3
     """
     from cubatch import sqlite_file
-    from cubatch.report.tables import common
-    from cubatch.report.tables import store as store_table
+    from cubatch.report.tables import common, store as store_table
     from cubatch.tuning import store as cache
 
     console.check_writable(json=json)

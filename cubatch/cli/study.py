@@ -10,8 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from cubatch.choices import Mode, StudyName
-from cubatch.cli import console
-from cubatch.cli import options as opt
+from cubatch.cli import console, options as opt
 
 
 def study(

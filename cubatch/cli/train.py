@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cubatch.choices import Schedule
-from cubatch.cli import console
-from cubatch.cli import options as opt
+from cubatch.cli import console, options as opt
 
 if TYPE_CHECKING:
     from cubatch.engine.training_run import Epoch, Step

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from cubatch.cli import console, torch_module
-from cubatch.cli import options as opt
+from cubatch.cli import console, options as opt, torch_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -39,8 +39,7 @@ from cubatch.engine.team import Team
 from cubatch.errors import InvalidArgument, UnsupportedDtype, is_out_of_memory
 from cubatch.hardware import gpu_library
 from cubatch.hardware.facts import Device
-from cubatch.memory.plan import Plan
-from cubatch.memory.plan import plan as lay_out
+from cubatch.memory.plan import Plan, plan as lay_out
 from cubatch.memory.schedule_records import Op
 from cubatch.network.graph import Spec, as_network
 from cubatch.workload import Workload

@@ -18,9 +18,7 @@ import numpy as np
 
 from cubatch import choices
 from cubatch.checks import check_number, check_whole
-from cubatch.engine import checkpoint as checkpoints
-from cubatch.engine import conditions
-from cubatch.engine import data as data_module
+from cubatch.engine import checkpoint as checkpoints, conditions, data as data_module
 from cubatch.engine.data import Dataset
 from cubatch.engine.data_parallel import DataParallel, Share
 from cubatch.engine.exchange import Exchange, totals

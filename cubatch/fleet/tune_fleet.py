@@ -19,13 +19,10 @@ from cubatch.choices import Modelled
 from cubatch.errors import CubatchError, InvalidArgument, MissingDependency, WorkerFailed
 from cubatch.fleet import on_worker
 from cubatch.fleet.fleet_result import FleetDevice, FleetResult
-from cubatch.hardware import arithmetic, probe
-from cubatch.hardware import memory_limit as hardware_memory
+from cubatch.hardware import arithmetic, memory_limit as hardware_memory, probe
 from cubatch.network import models
 from cubatch.network.models import SpecLike
-from cubatch.tuning import anchors as anchored
-from cubatch.tuning import prediction as forecasts
-from cubatch.tuning import tune
+from cubatch.tuning import anchors as anchored, prediction as forecasts, tune
 from cubatch.tuning.request import Request, check_progress
 from cubatch.tuning.results import TuningResult
 from cubatch.units import format_bytes

@@ -22,8 +22,7 @@ from cubatch.frameworks.torch_inputs import DRAWN_SIZES, Inputs
 from cubatch.frameworks.torch_memory import Opaque, Peaks, Walk
 from cubatch.frameworks.torch_state import SavedState, StartState
 from cubatch.frameworks.torch_step import AUTOCAST, OPTIMIZERS, StepKind
-from cubatch.hardware import memory_limit as hardware_memory
-from cubatch.hardware import probe
+from cubatch.hardware import memory_limit as hardware_memory, probe
 from cubatch.hardware.facts import Device
 from cubatch.network.importers.torch_export import check_initialized
 

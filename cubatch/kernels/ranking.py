@@ -14,8 +14,7 @@ import attrs
 
 from cubatch.errors import InvalidArgument
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
-from cubatch.kernels import variant as variants
-from cubatch.kernels import winograd_plan
+from cubatch.kernels import variant as variants, winograd_plan
 from cubatch.kernels.cost_model import blocks, launch_clocks, tile_of
 from cubatch.kernels.problem import Problem
 from cubatch.kernels.tensor_map import ALIGNMENT

@@ -5,8 +5,7 @@ from __future__ import annotations
 import attrs
 
 from cubatch.measure.records import TIMED
-from cubatch.report import html as writer
-from cubatch.report import plot
+from cubatch.report import html as writer, plot
 from cubatch.report.curve import Curve
 from cubatch.report.html import Article, Figure, Section
 from cubatch.report.plots import style

@@ -9,8 +9,7 @@ from cubatch.engine.training_run import Training
 from cubatch.fleet.fleet_result import FleetResult
 from cubatch.frameworks.module_footprint import ModuleFootprint
 from cubatch.memory.step_footprint import Footprint
-from cubatch.report import html as written
-from cubatch.report import page
+from cubatch.report import html as written, page
 from cubatch.report.grid import Grid
 from cubatch.report.tables import candidates, fleet, footprint, forecast, lengths, result, serving, threads, training
 from cubatch.serving.serving_plan import ServingPlan

@@ -18,8 +18,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from cubatch.engine import data as files
-from cubatch.engine import train as engine
+from cubatch.engine import data as files, train as engine
 from cubatch.engine.data import Dataset
 from cubatch.engine.training_run import Step
 from cubatch.errors import InvalidArgument

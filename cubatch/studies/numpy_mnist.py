@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from cubatch.engine import data as files
-from cubatch.engine import train as engine
+from cubatch.engine import data as files, train as engine
 from cubatch.engine.training_run import Training
 from cubatch.measure import kernel_context, step_profile
 from cubatch.network.graph import as_network

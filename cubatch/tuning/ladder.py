@@ -20,8 +20,7 @@ from cubatch.errors import InvalidArgument
 from cubatch.estimate.expected import step_seconds
 from cubatch.hardware.arithmetic import tensor_core_multiple
 from cubatch.hardware.facts import Device
-from cubatch.hardware.memory_limit import MemoryLimit
-from cubatch.hardware.memory_limit import memory_limit as memory_limit_of
+from cubatch.hardware.memory_limit import MemoryLimit, memory_limit as memory_limit_of
 from cubatch.measure.records import Candidate
 from cubatch.memory import fit
 from cubatch.memory.plan import plan

@@ -16,8 +16,7 @@ from cubatch.frameworks.loader_rate import LoaderRate
 from cubatch.hardware import host
 from cubatch.measure.records import Measured, Recorder
 from cubatch.search import loop
-from cubatch.tuning import answer as answers
-from cubatch.tuning import machine_lock, progress, store
+from cubatch.tuning import answer as answers, machine_lock, progress, store
 from cubatch.tuning.ladder import Ladder
 from cubatch.tuning.notes import Note, measure_again, memory_notes, note
 from cubatch.tuning.request import Request

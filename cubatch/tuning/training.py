@@ -14,9 +14,7 @@ import attrs
 
 from cubatch.checks import check_batch_size, check_path, check_whole
 from cubatch.choices import Dtype, Optimizer, Schedule
-from cubatch.engine import checkpoint as checkpoints
-from cubatch.engine import data as files
-from cubatch.engine import train as engine
+from cubatch.engine import checkpoint as checkpoints, data as files, train as engine
 from cubatch.engine.training_run import Epoch, Step, Training
 from cubatch.errors import InvalidArgument
 from cubatch.hardware import gpu_library

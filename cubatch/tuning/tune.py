@@ -8,8 +8,7 @@ from pathlib import Path
 from cubatch import checks
 from cubatch.choices import Dtype, Measurable, Mode, Objective, Optimizer
 from cubatch.errors import InvalidArgument
-from cubatch.hardware import memory_limit as hardware_memory
-from cubatch.hardware import probe
+from cubatch.hardware import memory_limit as hardware_memory, probe
 from cubatch.hardware.facts import Device
 from cubatch.network.models import SpecLike
 from cubatch.search.events import Event

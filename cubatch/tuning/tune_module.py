@@ -14,8 +14,7 @@ from cubatch.errors import InvalidArgument
 from cubatch.frameworks import batch_sources, loader_rate
 from cubatch.frameworks.ranks import Ranks
 from cubatch.frameworks.torch_module import TorchModule
-from cubatch.hardware import memory_limit as hardware_memory
-from cubatch.hardware import probe
+from cubatch.hardware import memory_limit as hardware_memory, probe
 from cubatch.hardware.facts import Device
 from cubatch.measure.runner import LearnsMemory
 from cubatch.search.events import Event

@@ -14,8 +14,7 @@ from pathlib import Path
 import attrs
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from cubatch.errors import InvalidArgument
 from cubatch.kernels.launch import CudaLauncher

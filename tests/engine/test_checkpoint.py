@@ -21,8 +21,7 @@ import pytest
 
 import cubatch
 from cubatch import array_file
-from cubatch.engine import checkpoint, conditions
-from cubatch.engine import train as training
+from cubatch.engine import checkpoint, conditions, train as training
 from cubatch.engine.train import train
 from cubatch.errors import InvalidArgument, InvalidData
 from cubatch.hardware import probe

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from cubatch.engine import functional, linear
 from cubatch.errors import InvalidArgument
-from cubatch.memory import blocks as scratch_blocks
-from cubatch.memory import conv_blocks
+from cubatch.memory import blocks as scratch_blocks, conv_blocks
 from cubatch.network.windows import conv_shape
 from tests.checks import assert_within, gamma
 from tests.engine.slopes import U, check_gradient

@@ -13,8 +13,7 @@ import attrs
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as arrays
 
 from cubatch.engine import functional, loss_scale, optim, storage

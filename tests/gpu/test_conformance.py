@@ -16,8 +16,7 @@ import attrs
 import numpy as np
 import pytest
 
-from benchmarks.gpu import conformance, probes
-from benchmarks.gpu import items as gpu_items
+from benchmarks.gpu import conformance, items as gpu_items, probes
 from cubatch.bench.target import on_gpu
 from cubatch.hardware import catalogue
 from cubatch.kernels import variant

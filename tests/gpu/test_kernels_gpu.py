@@ -9,8 +9,7 @@ import pytest
 
 from cubatch.bench import cases, check, measure, rivals, target
 from cubatch.bench.contest import Contest
-from cubatch.hardware import driver as cuda_driver
-from cubatch.hardware import waves
+from cubatch.hardware import driver as cuda_driver, waves
 from cubatch.kernels import variant
 from cubatch.kernels.launch import set_shared_memory
 from cubatch.kernels.toolchain import compile as compiler

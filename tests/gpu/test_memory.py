@@ -11,8 +11,7 @@ import pytest
 
 import cubatch
 from cubatch.errors import DeviceFailed
-from cubatch.hardware import memory_limit as hardware_memory
-from cubatch.hardware import probe
+from cubatch.hardware import memory_limit as hardware_memory, probe
 from cubatch.measure.remote import RemoteRunner
 from cubatch.measure.runner import FactoryRef
 from tests.gpu.here import NEEDS_GPU

@@ -11,8 +11,7 @@ import cubatch as cb
 from cubatch.frameworks import module_worker
 from cubatch.frameworks.memory_meter import AllocatorMeter
 from cubatch.frameworks.torch_module import TorchModule
-from cubatch.hardware import memory_limit as hardware_memory
-from cubatch.hardware import probe
+from cubatch.hardware import memory_limit as hardware_memory, probe
 
 torch = pytest.importorskip("torch")
 nn, MIB = torch.nn, 2**20

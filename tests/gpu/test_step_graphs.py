@@ -7,8 +7,7 @@ import pytest
 
 from cubatch.engine import loss_scale
 from cubatch.engine.network import Model
-from cubatch.hardware import arithmetic
-from cubatch.hardware import memory_limit as hardware_memory
+from cubatch.hardware import arithmetic, memory_limit as hardware_memory
 from cubatch.measure import kernel_context
 from cubatch.network.graph import Network
 from cubatch.network.layers import BatchNorm2d, Conv2d, Dropout, Flatten, Linear, MaxPool2d, ReLU

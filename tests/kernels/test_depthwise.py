@@ -6,13 +6,10 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from cubatch.engine import backend
-from cubatch.engine.native import conv as native_conv
-from cubatch.engine.native import depthwise as native_depthwise
-from cubatch.engine.native import naive
+from cubatch.engine.native import conv as native_conv, depthwise as native_depthwise, naive
 from cubatch.errors import InvalidArgument
 from cubatch.hardware.facts import Device
 from cubatch.kernels.workspace import depthwise_grid

@@ -8,8 +8,7 @@ import itertools
 import attrs
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from cubatch.engine.native import gemm
 from cubatch.engine.native.context import Context

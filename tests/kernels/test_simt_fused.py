@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from cubatch.engine.native import activation_functions, batch_norm, conv, gemm
 from cubatch.engine.native.operands import Fused

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from cubatch.engine.native import conv
 from cubatch.engine.native.operands import Fused
@@ -18,8 +17,7 @@ from cubatch.network.windows import conv_shape
 from tests import reference
 from tests.checks import assert_within, gamma
 from tests.cpusim.simulator import Simulator
-from tests.kernels import cases, epilogues
-from tests.kernels import winograd_cases as wc
+from tests.kernels import cases, epilogues, winograd_cases as wc
 from tests.kernels.tiles import FEW, SEEDS
 
 KINDS = ("none", "relu", "relu6", "silu", "sigmoid", "hard_sigmoid", "hard_swish")

@@ -16,8 +16,7 @@ import cubatch as cb
 torch = pytest.importorskip("torch")
 
 from cubatch.frameworks import heap, module_worker  # noqa: E402
-from cubatch.report.tables import common  # noqa: E402
-from cubatch.report.tables import store as tables  # noqa: E402
+from cubatch.report.tables import common, store as tables  # noqa: E402
 from cubatch.tuning import store as results  # noqa: E402
 from cubatch.tuning.subjects import bounded_subject  # noqa: E402
 from tests.parity import named_modules  # noqa: E402

@@ -20,8 +20,7 @@ from cubatch.network.layers import Add, BatchNorm2d, Concat, Conv2d, Flatten, Li
 from cubatch.network.passes import Pass
 from cubatch.network.state_dict import tensors
 from tests.checks import UNIT_ROUNDOFF, assert_within
-from tests.parity import catalogue
-from tests.parity import torchvision_models as zoo
+from tests.parity import catalogue, torchvision_models as zoo
 
 torch = zoo.torch
 safetensors_torch = pytest.importorskip("safetensors.torch")

@@ -7,8 +7,7 @@ import unicodedata
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from cubatch import errors
 from cubatch.units import is_visible, message_of, parse_bytes, shown, visible

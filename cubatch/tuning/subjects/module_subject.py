@@ -14,8 +14,7 @@ from cubatch.frameworks.loader_rate import LoaderRate
 from cubatch.frameworks.module_runner import ModuleRunner
 from cubatch.frameworks.module_source import ModuleSource
 from cubatch.frameworks.torch_module import check_kind
-from cubatch.hardware import memory_limit as hardware_memory
-from cubatch.hardware import probe
+from cubatch.hardware import memory_limit as hardware_memory, probe
 from cubatch.hardware.facts import Device
 from cubatch.measure.runner import LearnsMemory
 from cubatch.tuning.limits import Limits

@@ -12,8 +12,7 @@ import attrs
 from cubatch.engine import layers
 from cubatch.errors import CubatchError, InvalidArgument, StoreError
 from cubatch.estimate import on_sms, roofline
-from cubatch.hardware import arithmetic
-from cubatch.hardware import memory_limit as hardware_memory
+from cubatch.hardware import arithmetic, memory_limit as hardware_memory
 from cubatch.hardware.device_list import resolve_devices
 from cubatch.hardware.facts import Device
 from cubatch.hardware.memory_limit import MemoryLimit

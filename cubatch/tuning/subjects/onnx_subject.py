@@ -16,8 +16,7 @@ from cubatch.errors import InvalidArgument, InvalidSpec, MissingDependency
 from cubatch.frameworks import heap
 from cubatch.frameworks.onnx_graph import OnnxGraph
 from cubatch.frameworks.onnxruntime_runner import PROVIDERS
-from cubatch.hardware import memory_limit as hardware_memory
-from cubatch.hardware import probe
+from cubatch.hardware import memory_limit as hardware_memory, probe
 from cubatch.hardware.facts import Device
 from cubatch.measure.runner import LearnsMemory
 from cubatch.tuning.notes import Note

@@ -16,15 +16,12 @@ from cubatch.estimate.predictions import StepPrediction
 from cubatch.hardware import device_file, probe
 from cubatch.hardware.arithmetic import check_kernels
 from cubatch.hardware.facts import Device
-from cubatch.hardware.memory_limit import MemoryLimit
-from cubatch.hardware.memory_limit import memory_limit as memory_limit_of
+from cubatch.hardware.memory_limit import MemoryLimit, memory_limit as memory_limit_of
 from cubatch.measure.records import Candidate
 from cubatch.memory import fit
 from cubatch.network.graph import as_network
 from cubatch.network.models import SpecLike
-from cubatch.tuning import anchors as anchored
-from cubatch.tuning import ladder as ladders
-from cubatch.tuning import step_memory
+from cubatch.tuning import anchors as anchored, ladder as ladders, step_memory
 from cubatch.tuning.anchors import Anchor
 from cubatch.tuning.forecast_record import PassShare
 from cubatch.tuning.ladder import Ladder

@@ -11,8 +11,7 @@ import pytest
 
 from cubatch.bench import cases, check, measure, target
 from cubatch.bench.contest import Contest
-from cubatch.engine import functional, pointwise
-from cubatch.engine import layers as engine
+from cubatch.engine import functional, layers as engine, pointwise
 from cubatch.errors import InvalidArgument, UnknownName
 from cubatch.hardware.facts import Device
 from cubatch.network import layers, models

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.gpu import conformance, probes, process
-from benchmarks.gpu import items as gpu_items
+from benchmarks.gpu import conformance, items as gpu_items, probes, process
 from benchmarks.gpu.process import Position
 from cubatch.errors import DeviceFailed, InvalidArgument
 from tests.unit.benchmarks.passes import H200, lines_of, ran, stage_of

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks import gpu_pass, render
-from benchmarks.gpu import form
-from benchmarks.gpu import items as gpu_items
+from benchmarks.gpu import form, items as gpu_items
 from benchmarks.gpu.resume import Earlier
 from cubatch.measure.records import Timing
 from cubatch.report.tables.common import plain

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import gpu_pass
-from benchmarks.gpu import cases as gpu_cases
-from benchmarks.gpu import plan, steps
-from benchmarks.gpu import stages as gpu_stages
+from benchmarks.gpu import cases as gpu_cases, plan, stages as gpu_stages, steps
 from cubatch.bench import measure
 from cubatch.errors import CompileError, InvalidArgument
 from cubatch.hardware import catalogue

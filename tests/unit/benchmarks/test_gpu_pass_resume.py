@@ -12,8 +12,7 @@ import attrs
 import pytest
 
 from benchmarks import gpu_pass
-from benchmarks.gpu import process
-from benchmarks.gpu import stages as gpu_stages
+from benchmarks.gpu import process, stages as gpu_stages
 from benchmarks.gpu.resume import Earlier
 from cubatch.errors import InvalidData
 from tests.unit.benchmarks.passes import FACTS, H200, lines_of, ran, stage_of

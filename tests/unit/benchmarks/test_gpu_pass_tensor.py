@@ -7,9 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import gpu_pass, render
-from benchmarks.gpu import cases as gpu_cases
-from benchmarks.gpu import items
-from benchmarks.gpu import stages as gpu_stages
+from benchmarks.gpu import cases as gpu_cases, items, stages as gpu_stages
 from cubatch.bench import cases, measure
 from cubatch.bench.implementations import TENSOR_FAMILIES
 from cubatch.hardware import catalogue

@@ -21,8 +21,7 @@ import pytest
 
 import cubatch
 from benchmarks import gpu_pass
-from benchmarks.gpu import items as gpu_items
-from benchmarks.gpu import pending
+from benchmarks.gpu import items as gpu_items, pending
 from benchmarks.gpu.pending import Item, Machine
 from cubatch.cli import app
 from cubatch.errors import InvalidData

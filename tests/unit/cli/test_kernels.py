@@ -13,10 +13,8 @@ from cubatch.errors import InvalidArgument, InvalidData, UnknownName
 from cubatch.hardware import probe
 from cubatch.hardware.facts import Device
 from cubatch.hardware.waves import occupancy
-from cubatch.kernels import resources, survey
-from cubatch.kernels import variant as kernel_module
-from cubatch.kernels.toolchain import compile as compiler
-from cubatch.kernels.toolchain import nvrtc
+from cubatch.kernels import resources, survey, variant as kernel_module
+from cubatch.kernels.toolchain import compile as compiler, nvrtc
 from tests.unit import kernel_tree
 from tests.unit.commands import in_process
 

@@ -13,8 +13,7 @@ from cubatch.hardware.waves import count_waves
 from cubatch.kernels import resources, survey, variant
 from cubatch.kernels.resources import Needs
 from cubatch.report.plots import occupancy
-from cubatch.report.tables import common
-from cubatch.report.tables import occupancy as occupancy_table
+from cubatch.report.tables import common, occupancy as occupancy_table
 from cubatch.units import format_count
 from tests.unit.commands import in_process
 

@@ -7,8 +7,7 @@ import math
 import attrs
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from cubatch.estimate.block_counts import FUSED_PIXELS, num_blocks, winograd_blocks
 from cubatch.estimate.vendor.algorithms import (

@@ -7,8 +7,7 @@ import math
 from functools import partial
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from cubatch.errors import InvalidArgument
 from cubatch.estimate.block_counts import (

@@ -5,8 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from cubatch.estimate import expected as expectation
-from cubatch.estimate import roofline
+from cubatch.estimate import expected as expectation, roofline
 from cubatch.estimate.step import predict_step
 from cubatch.hardware import arithmetic, catalogue
 from cubatch.hardware.facts import Device

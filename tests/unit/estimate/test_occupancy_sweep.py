@@ -8,8 +8,7 @@ from functools import partial
 
 import attrs
 import pytest
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import Phase, given, settings, strategies as st
 
 from cubatch.errors import InvalidArgument, UnknownName
 from cubatch.estimate import occupancy_sweep

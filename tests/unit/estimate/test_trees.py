@@ -5,8 +5,7 @@ from __future__ import annotations
 import lightgbm
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from benchmarks.predictor.fitting import flatten
 from cubatch.estimate.vendor.algorithms import FAMILIES, algorithms, seconds

@@ -6,8 +6,7 @@ import json
 
 import attrs
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from cubatch.errors import InvalidArgument
 from cubatch.fleet.fleet_result import FleetDevice, FleetResult

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cubatch.errors import DeviceNotAvailable
-from cubatch.hardware import driver, host
-from cubatch.hardware import nvml as nvml_module
+from cubatch.hardware import driver, host, nvml as nvml_module
 from cubatch.hardware.nvml import Snapshot
 from tests.unit.hardware.gpus import GIB
 

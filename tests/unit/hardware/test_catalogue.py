@@ -9,8 +9,7 @@ from collections import Counter
 import pytest
 
 from cubatch.errors import InvalidArgument, UnknownName
-from cubatch.hardware import architectures, catalogue
-from cubatch.hardware import memory_limit as hardware_memory
+from cubatch.hardware import architectures, catalogue, memory_limit as hardware_memory
 from cubatch.hardware.facts import DTYPES
 from tests.unit.hardware.printed import FIELDS, HALF_RATE, LOWER_CLOCK, TABLE, WITHOUT_TENSOR_CORES
 from tests.unit.hardware.published import SMS

@@ -8,8 +8,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from cubatch.hardware import context_overhead, probe
-from cubatch.hardware import memory_limit as hardware_memory
+from cubatch.hardware import context_overhead, memory_limit as hardware_memory, probe
 from tests.unit.hardware.gpus import GIB, T4, V100
 
 MIB = 2**20

@@ -9,9 +9,7 @@ import pynvml
 import pytest
 
 from cubatch.errors import InvalidArgument
-from cubatch.hardware import catalogue, driver, host, probe
-from cubatch.hardware import memory_limit as hardware_memory
-from cubatch.hardware import nvml as nvml_module
+from cubatch.hardware import catalogue, driver, host, memory_limit as hardware_memory, nvml as nvml_module, probe
 from cubatch.hardware.facts import Device
 from cubatch.hardware.nvml import Monitor, Process
 from tests.nvml import Gpu, Library

@@ -5,8 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from cubatch.errors import InvalidArgument, UnknownName
 from cubatch.hardware import architectures, waves

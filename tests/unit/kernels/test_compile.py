@@ -13,8 +13,7 @@ import pytest
 
 import cubatch
 from cubatch.errors import CompileError, InvalidArgument
-from cubatch.kernels.toolchain import compile as compiler
-from cubatch.kernels.toolchain import cubins, nvrtc
+from cubatch.kernels.toolchain import compile as compiler, cubins, nvrtc
 from cubatch.kernels.toolchain.compile import compile_kernel, compile_unit, read_resources, warnings_of
 from cubatch.kernels.toolchain.cubins import Resources
 from cubatch.kernels.variant import kernels

@@ -14,11 +14,9 @@ import numpy as np
 import pytest
 
 from cubatch.errors import DeviceFailed, InvalidArgument, MissingDependency, OutOfMemory
-from cubatch.hardware import catalogue
-from cubatch.hardware import driver as cuda_driver
+from cubatch.hardware import catalogue, driver as cuda_driver
 from cubatch.hardware.facts import Device
-from cubatch.kernels import launch
-from cubatch.kernels import variant as variants
+from cubatch.kernels import launch, variant as variants
 from cubatch.kernels.tensor_map import TensorMap, Window
 from cubatch.kernels.toolchain.cubins import Cubin, Resources
 from cubatch.kernels.variant import Kernel

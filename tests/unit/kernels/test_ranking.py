@@ -7,8 +7,7 @@ import math
 import attrs
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from cubatch.engine.native import product
 from cubatch.engine.native.context import Context
@@ -16,8 +15,7 @@ from cubatch.engine.native.product import statistics_tiles
 from cubatch.errors import InvalidArgument, UnknownName
 from cubatch.hardware import catalogue
 from cubatch.hardware.facts import Device
-from cubatch.kernels import cost_model, ranking
-from cubatch.kernels import variant as variants
+from cubatch.kernels import cost_model, ranking, variant as variants
 from cubatch.kernels.cost_model import tiles
 from cubatch.kernels.problem import Problem, conv2d_problem, problem_of
 from cubatch.kernels.ranking import can_store, first_ranked, ranked

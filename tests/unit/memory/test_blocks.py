@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from cubatch.memory import blocks as scratch_blocks
-from cubatch.memory import conv_blocks
+from cubatch.memory import blocks as scratch_blocks, conv_blocks
 from cubatch.network.windows import Window, conv_shape, pool_axes
 
 SHAPE = conv_shape((14, 15, 32), (64, 3, 3, 32), (1, 1), (1, 1, 1, 1), (1, 1))

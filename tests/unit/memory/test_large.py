@@ -6,8 +6,7 @@ import bisect
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from cubatch.hardware import catalogue
 from cubatch.memory import plan, schedule

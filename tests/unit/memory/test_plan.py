@@ -9,8 +9,7 @@ import weakref
 import attrs
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 import cubatch
 from cubatch.engine.network import Model

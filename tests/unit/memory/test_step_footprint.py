@@ -7,8 +7,7 @@ import math
 import pickle
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from cubatch import errors
 from cubatch.checks import MAX_BATCH_SIZE

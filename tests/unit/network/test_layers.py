@@ -7,8 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from cubatch.errors import InvalidSpec
 from cubatch.network.graph import as_network

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from cubatch.errors import InvalidArgument, InvalidSpec, UnknownName
 from cubatch.network.graph import Network, SuspiciousSpec, as_network

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from cubatch.network.windows import Axis, ConvShape, conv_shape, phases, seen_taps, working_phases
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from cubatch.report.curve import RULED_OUT, Curve
 from cubatch.report.plots.style import ticks

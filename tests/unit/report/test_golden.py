@@ -32,6 +32,7 @@ from cubatch.report.tables import (
     layers,
     lengths,
     models,
+    occupancy as occupancy_table,
     profile,
     result,
     serving,
@@ -41,7 +42,6 @@ from cubatch.report.tables import (
     training,
     watch,
 )
-from cubatch.report.tables import occupancy as occupancy_table
 from cubatch.serving.batching_queue import Load
 from cubatch.serving.serving_plan import ServingOption, ServingPlan
 from cubatch.tuning.device_memory import ModeMemory

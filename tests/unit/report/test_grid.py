@@ -6,8 +6,7 @@ import io
 
 import attrs
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from rich.console import Console
 
 from cubatch.report.grid import Grid, _shortened

@@ -6,8 +6,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import assume, example, given
-from hypothesis import strategies as st
+from hypothesis import assume, example, given, strategies as st
 
 from cubatch.search.bisection import is_closed, next_size
 

@@ -6,8 +6,7 @@ import re
 from typing import get_args
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from cubatch.choices import StudyName
 from cubatch.report import study_page as study

@@ -6,8 +6,7 @@ import math
 
 import attrs
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from cubatch.errors import EnergyNotAvailable, InvalidArgument, NothingMeasured
 from cubatch.measure.goal import Goal

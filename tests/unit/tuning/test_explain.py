@@ -13,8 +13,7 @@ import pytest
 from cubatch.errors import NothingMeasured
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate, Measured, Outcome
-from cubatch.tuning import answer as answers
-from cubatch.tuning import explain
+from cubatch.tuning import answer as answers, explain
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.subject import SubjectFacts
 from cubatch.units import format_objective, format_tenths

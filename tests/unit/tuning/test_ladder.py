@@ -7,14 +7,12 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from cubatch.errors import DoesNotFit, InvalidArgument
 from cubatch.estimate.on_sms import first_grid
 from cubatch.estimate.step import predict_step
-from cubatch.hardware import memory_limit as hardware_memory
-from cubatch.hardware import probe
+from cubatch.hardware import memory_limit as hardware_memory, probe
 from cubatch.hardware.facts import Device
 from cubatch.hardware.memory_limit import MemoryLimit
 from cubatch.measure.records import Candidate

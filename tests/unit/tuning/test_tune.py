@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cubatch.hardware import host, probe
-from cubatch.hardware import memory_limit as hardware_memory
+from cubatch.hardware import host, memory_limit as hardware_memory, probe
 from cubatch.network.layers import Conv2d
 from cubatch.tuning import ladder
 from cubatch.tuning.results import TuningResult

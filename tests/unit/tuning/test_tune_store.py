@@ -9,8 +9,7 @@ import types
 
 import pytest
 
-from cubatch.hardware import cpu_load, host, probe
-from cubatch.hardware import memory_limit as hardware_memory
+from cubatch.hardware import cpu_load, host, memory_limit as hardware_memory, probe
 from cubatch.tuning import session, store
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.step_memory import footprint, max_batch_size

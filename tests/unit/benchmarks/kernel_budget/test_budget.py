@@ -5,8 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from benchmarks.kernel_budget import __main__ as command
-from benchmarks.kernel_budget import budget as budgets
+from benchmarks.kernel_budget import __main__ as command, budget as budgets
 from benchmarks.kernel_budget.banks import BankConflicts
 from benchmarks.kernel_budget.budget import Budget
 from benchmarks.kernel_budget.loops import Loop

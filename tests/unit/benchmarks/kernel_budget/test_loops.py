@@ -12,8 +12,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from benchmarks.kernel_budget import budget as budgets
-from benchmarks.kernel_budget import machine_code, sass
+from benchmarks.kernel_budget import budget as budgets, machine_code, sass
 from benchmarks.kernel_budget.check import check
 from benchmarks.kernel_budget.loops import Loop, main_loops
 from cubatch.errors import InvalidData

@@ -8,8 +8,7 @@ from benchmarks.kernel_budget import ptxas, sass, shared_ptx
 from benchmarks.kernel_budget.check import SharingCompiler, check
 from cubatch.errors import CompileError
 from cubatch.kernels import survey
-from cubatch.kernels.toolchain import compile as compiler
-from cubatch.kernels.toolchain import nvrtc
+from cubatch.kernels.toolchain import compile as compiler, nvrtc
 from cubatch.kernels.toolchain.compile import compile_unit, options, read_resources, warnings_of
 from cubatch.kernels.toolchain.nvrtc import Program
 from cubatch.kernels.variant import arch_number, kernels, kernels_path
