@@ -9,16 +9,14 @@ PyTorch's: zero where one of the sides is flat, and one for hard swish at 3.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
 from cubatch.engine.backend import areas, gate, of, take_workspace, view
 from cubatch.errors import InvalidArgument
 from cubatch.memory.blocks import Curve, Flat
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 def relu(x: Any, *, out: Any = None) -> Any:

@@ -12,22 +12,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 
 from cubatch.errors import InvalidArgument
 from cubatch.hardware import gpu_library
-from cubatch.memory.blocks import workspace_bytes
+from cubatch.memory.blocks import Need, workspace_bytes
 from cubatch.memory.process_overhead import MOST_RECORDED_CALLS
 from cubatch.memory.workspace import CPU_TILE_BYTES, GPU_TILE_BYTES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from types import ModuleType
-
-    from cubatch.memory.blocks import Need
 
 Call = tuple["Callable[..., object]", tuple[Any, ...]]
 

@@ -8,15 +8,13 @@ is then normalized by the statistics of the whole batch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from cubatch.engine import activation_functions as functions
 from cubatch.engine.backend import call, of
 from cubatch.engine.channel_sums import Area
 from cubatch.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 ACTIVATIONS = frozenset({"relu", "relu6", "silu", "hard_swish", "gelu"})
 """Functions behind a norm that can be undone; on a GPU those of with_activation() in kernels/common/activation.cuh."""

@@ -7,13 +7,11 @@ the batch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from cubatch.engine.backend import of, take_workspace, view
 from cubatch.memory.blocks import Norm, RowNorm
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Area:

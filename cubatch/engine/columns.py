@@ -12,15 +12,13 @@ of the layout that has the longer contiguous copies; BLAS reads either.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from cubatch.engine.backend import gate, of, take_workspace, view
-
-if TYPE_CHECKING:
-    from cubatch.memory.blocks import Block
-    from cubatch.memory.conv_blocks import Tiles
+from cubatch.memory.blocks import Block
+from cubatch.memory.conv_blocks import Tiles
 
 
 class Columns:

@@ -17,17 +17,14 @@ Activations are (n, h, w, c), filters (k, r, s, c / groups).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cubatch.engine import depthwise
 from cubatch.engine.backend import gate, of, take_workspace, view
 from cubatch.engine.columns import Columns
 from cubatch.errors import InvalidArgument
 from cubatch.memory import blocks, conv_blocks
-from cubatch.network.windows import conv_shape, phases, seen_taps
-
-if TYPE_CHECKING:
-    from cubatch.network.windows import Pad, Pair
+from cubatch.network.windows import Pad, Pair, conv_shape, phases, seen_taps
 
 _NO_PAD = (0, 0, 0, 0)
 

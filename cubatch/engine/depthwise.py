@@ -8,16 +8,14 @@ through one tile of scratch memory. `conv` calls these functions for groups = c 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from cubatch.engine.backend import of, take_workspace, view
 from cubatch.memory import conv_blocks
+from cubatch.network.windows import Axis, ConvShape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from cubatch.network.windows import Axis, ConvShape
-
     Reach = tuple[tuple[slice, slice], tuple[slice, slice]]
 
 

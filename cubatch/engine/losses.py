@@ -7,13 +7,11 @@ differences, so that no logarithm of zero occurs.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from cubatch.engine.backend import areas, of, take_workspace
 from cubatch.memory.blocks import Scores
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def softmax(x: Any, *, out: Any = None, workspace: Any = None) -> Any:

@@ -12,16 +12,14 @@ if its gradient is not finite: see `loss_scale`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from cubatch.engine.backend import of, take_workspace, view
 from cubatch.engine.loss_scale import SKIPPED, UNSCALE
 from cubatch.memory.blocks import Flat
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 _HOST_BYTES = 1 << 18
 """Largest workspace on the CPU: a piece with its parameters, gradient and state stays in the L2."""

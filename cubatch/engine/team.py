@@ -12,14 +12,12 @@ import contextlib
 import select
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Iterator
+from typing import Any, Self
 
 from threadpoolctl import threadpool_limits
 
 from cubatch.engine.interrupts import Interrupts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 class Team:

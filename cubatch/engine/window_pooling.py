@@ -10,20 +10,15 @@ Windows that leave the input are cut, not padded.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from cubatch.engine.backend import of, take_workspace, view
 from cubatch.engine.depthwise import reaches
 from cubatch.errors import InvalidArgument
-from cubatch.memory.blocks import Pool
+from cubatch.memory.blocks import Block, Pool
 from cubatch.network.layers.pooling_layers import MOST_TAPS
-from cubatch.network.windows import pool_axes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from cubatch.memory.blocks import Block
-    from cubatch.network.windows import Axis, Window
+from cubatch.network.windows import Axis, Window, pool_axes
 
 
 def max_pool2d(

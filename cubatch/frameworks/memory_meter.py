@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from cubatch.frameworks import heap
+from cubatch.hardware.nvml import Monitor
 from cubatch.measure.resident_meter import ResidentMeter
-
-if TYPE_CHECKING:
-    from cubatch.hardware.nvml import Monitor
 
 RESIDENT_GRAIN = 16 * 2**20
 """Bytes by which the resident set varies for other reasons: loaded code, stacks, the heap of the C library."""

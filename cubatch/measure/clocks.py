@@ -14,17 +14,14 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
 from cubatch.errors import CubatchError, DeviceFailed, DeviceNotAvailable
 from cubatch.hardware import driver, gpu_library, host
-from cubatch.hardware.nvml import Snapshot
+from cubatch.hardware.nvml import Monitor, Snapshot
 from cubatch.measure.runner import Reading
-
-if TYPE_CHECKING:
-    from cubatch.hardware.nvml import Monitor
 
 
 class HostClock:

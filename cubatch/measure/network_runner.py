@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cubatch.engine.data_parallel import DataParallel
 from cubatch.engine.exchange import Exchange
 from cubatch.engine.network import Model
 from cubatch.hardware import context_overhead, host, probe
+from cubatch.hardware.nvml import Monitor
 from cubatch.measure import clocks, kernel_context
 from cubatch.measure.resident_meter import ResidentMeter
 from cubatch.measure.runner import REFERENCE_SHARE
 from cubatch.network import models
-
-if TYPE_CHECKING:
-    from cubatch.hardware.nvml import Monitor
 
 
 class NetworkRunner:

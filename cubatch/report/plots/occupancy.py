@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cubatch.estimate.batch_sweep import BatchSweep
+from cubatch.estimate.occupancy_sweep import Sweep
 from cubatch.report.plots import style
 from cubatch.report.tables.occupancy import UNITS, advice, batch_advice
 from cubatch.units import format_count, format_percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from cubatch.estimate.batch_sweep import BatchSweep
-    from cubatch.estimate.occupancy_sweep import Sweep
 
 
 _LABELS = 12  # numbers at most, at the largest drops

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from cubatch.measure.records import Candidate
 from cubatch.report.grid import Grid
 from cubatch.report.tables.common import written
 from cubatch.units import format_bytes, format_percent, format_seconds
-
-if TYPE_CHECKING:
-    from cubatch.measure.records import Candidate
 
 
 def candidates(proposed: Iterable[Candidate], *, title: str) -> Grid:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from cubatch.hardware.facts import Device
 from cubatch.report.grid import Grid
 from cubatch.report.tables.common import written
 from cubatch.units import format_bytes, format_metric
-
-if TYPE_CHECKING:
-    from cubatch.hardware.facts import Device
 
 
 def devices(listed: Sequence[Device], *, title: str) -> Grid:

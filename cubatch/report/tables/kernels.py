@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
+from cubatch.kernels.survey import Row
 from cubatch.report.grid import Cell, Grid
 from cubatch.report.tables.common import span
 from cubatch.units import format_bytes, format_count, format_percent
-
-if TYPE_CHECKING:
-    from cubatch.kernels.survey import Row
 
 _GRAMMAR = (
     "A name has operation, algorithm, storage type, family, tile (m x n x k of the matrix product) and, after v, the "

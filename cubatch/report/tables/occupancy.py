@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
+from cubatch.estimate.batch_sweep import BatchStep, BatchSweep, Spread
+from cubatch.estimate.occupancy_sweep import Sweep
+from cubatch.hardware.architectures import Architecture
+from cubatch.hardware.facts import Device
+from cubatch.hardware.waves import Occupancy
+from cubatch.kernels.resources import Needs
+from cubatch.network.layer import Layer
+from cubatch.network.passes import Pass
 from cubatch.report.grid import Grid
 from cubatch.report.tables.common import plain, span, written
 from cubatch.units import format_bytes, format_count, format_percent
-
-if TYPE_CHECKING:
-    from cubatch.estimate.batch_sweep import BatchStep, BatchSweep, Spread
-    from cubatch.estimate.occupancy_sweep import Sweep
-    from cubatch.hardware.architectures import Architecture
-    from cubatch.hardware.facts import Device
-    from cubatch.hardware.waves import Occupancy
-    from cubatch.kernels.resources import Needs
-    from cubatch.network.layer import Layer
-    from cubatch.network.passes import Pass
-
 
 UNITS = {"threads": "threads", "registers": "registers", "shared": "bytes of shared memory"}
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from cubatch.measure.profile_records import StepProfile
 from cubatch.report.grid import Grid
 from cubatch.report.tables.common import plain
 from cubatch.units import format_count, format_metric, format_percent, format_seconds, join_words
-
-if TYPE_CHECKING:
-    from cubatch.measure.profile_records import StepProfile
 
 MEANINGS = {
     "products": "matrix products",
