@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 
@@ -51,6 +52,25 @@ def test_learn_names_only_what_the_budget_holds() -> None:
     """With a second left, 1024 is not visited."""
     assert trial_rules.learn(view(rising(), **CHEAP)) == [1024]
     assert trial_rules.learn(view(rising(), **CHEAP, left=1.0)) != [1024]
+
+
+def test_learn_leaves_time_for_a_second_trial_of_the_recommended_size() -> None:
+    """512 has one trial: 1024 is tried only if the budget holds both."""
+    state = view(rising(), **CHEAP)
+    first, again = (float(state.trial_seconds[state.place(n)]) for n in (1024, 512))
+    assert trial_rules.learn(view(rising(), **CHEAP, left=2.6 * (first + again))) == [1024]
+    assert 1024 not in trial_rules.learn(view(rising(), **CHEAP, left=2.5 * first))
+
+
+def test_learn_on_a_cpu_ends_at_a_larger_expected_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss between the two thresholds ends it with paired timings only."""
+    state = view(rising(), **CHEAP)
+    loss = float(state.losses.mean()) / state.tolerance
+    assert trial_rules.KNOWN < trial_rules.HOST_KNOWN < loss
+    monkeypatch.setattr(trial_rules, "HOST_KNOWN", 1.01 * loss)
+    assert trial_rules.learn(state) != []
+    state.noise = attrs.evolve(state.noise, reference_batch_size=1)
+    assert trial_rules.learn(state) == []
 
 
 def test_learn_ends_where_the_answer_is_known() -> None:
