@@ -31,8 +31,8 @@ WORTH, WORTH_SECONDS = 0.85, 120.0
 than this share.  It goes on while the expected loss is above MUCH times the tolerance."""
 MUCH = 2.0
 HOST_KNOWN = 2.5
-"""On a CPU learning ends where the expected loss is less than this many tolerances.  A limit on the gain per second,
-which fell with the seconds spent, ended it after 10 s, also where the noise left open which size is best.  60 fake
+"""On a CPU learning ends where the expected loss is less than this many tolerances.  A limit on the gain per second
+fell with the seconds spent.  It ended learning after 10 s, also where the noise left the best size open.  60 fake
 hosts that chose nothing (`bench_hosts --family 67 --seeds 3`, ratios that vary by 5 %): mean regret 0.78 -> 0.57 %,
 8.9 -> 11.4 s.  Families 61 and 63 chose the value."""
 FIRST_SHARE = 0.06  # of the time left: a smallest size that takes more is not tried first, if one is predicted better
