@@ -27,9 +27,7 @@ from benchmarks.provenance import provenance, write
 from benchmarks.search import fake_devices, trials
 from cubatch.search import trial_rules
 
-RULES = (
-    "bisect_latency", "bisect_lowest", "learn", "bisect_memory", "probe_neighbors", "confirm",
-)  # fmt: skip
+RULES = ("learn", "bisect", "probe_neighbors", "confirm")
 BUDGETS = (60.0, 10.0)
 SPREAD = 0.05
 

@@ -59,10 +59,10 @@ class Search:
 def run_cubatch(host: Host, session: Session, seed: int, budget: float) -> tuple[int | None, float | None]:
     """Return the answer of our search and the rate that it reports."""
     steps = host.candidates()
-    measured = loop.measure(
-        lambda: session, steps, goal=host.goal, budget=budget, seed=seed,
+    measured = loop.Search(
+        factory=lambda: session, ladder=steps, goal=host.goal, budget=budget, seed=seed,
         extend=functools.partial(ladder.between, steps=steps),
-    )  # fmt: skip
+    ).run()  # fmt: skip
     setting = {"limits": {"max_batch_size": host.max_batch_size}, "device": {"kind": "cpu"}}
     result = answer.answer([*steps, *measured.added], measured, goal=host.goal, setting=setting)
     rates = {m.batch_size: m.samples_per_second for m in result.measurements}

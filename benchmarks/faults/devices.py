@@ -296,10 +296,10 @@ def _session(
             run.save_ladder(steps, {})
         measured = run.earlier
         if not run.finished:
-            measured = loop.measure(
-                factory, steps, goal=GOAL, earlier=run.earlier, keeper=book, budget=BUDGET, seed=0, progress=progress,
-                extend=lambda n: ladder.between(n, steps),
-            )  # fmt: skip
+            measured = loop.Search(
+                factory=factory, ladder=steps, goal=GOAL, earlier=run.earlier, keeper=book, budget=BUDGET, seed=0,
+                progress=progress, extend=lambda n: ladder.between(n, steps),
+            ).run()  # fmt: skip
             run.finish()
             book.settle()
         try:

@@ -9,8 +9,7 @@ import attrs
 
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate, Measured, Timing
-from cubatch.search.posterior import Posterior
-from cubatch.search.recommend import is_favored
+from cubatch.search.posterior import Posterior, is_favored
 from cubatch.tuning import store
 
 FAR = 0.7
@@ -78,7 +77,7 @@ def answer_by_rule(measured: Measured, goal: Goal) -> int | None:
     sizes = {timing.batch_size for timing in measured.timings} - refused
     posterior = Posterior.of({n: measured.of(n) for n in sizes}, goal)
     able = [outcome.batch_size for outcome in measured.outcomes if outcome.status == "ok"]
-    able = [n for n in able if posterior.has_cost(n)]
+    able = [n for n in able if posterior.cost_interval(n)]
     return posterior.recommend(able, {n for n in sizes if is_favored(Candidate(n))}).batch_size if able else None
 
 

@@ -70,10 +70,10 @@ def cubatch_search(runner: Session, case: Case, budget: float) -> TuningResult |
     """Search as autotune() does: the candidates, the profiler, the choice; None where nothing could be measured."""
     ladder = case.candidates()
     try:
-        measured = loop.measure(
-            lambda: runner, ladder, goal=case.goal, budget=budget, seed=case.device.seed, extend=Candidate,
-            on_host=False,
-        )  # fmt: skip
+        measured = loop.Search(
+            factory=lambda: runner, ladder=ladder, goal=case.goal, budget=budget, seed=case.device.seed,
+            extend=Candidate, on_host=False,
+        ).run()  # fmt: skip
     except Exception as error:
         error.add_note(f"on a device of the class {case.kind}, with a budget of {budget:g} s")
         raise

@@ -141,7 +141,6 @@ class Stopwatch:
         likely: float | None,  # expected seconds of a step, to detect a hang; None if unknown
         keep: Callable[[Timing], None],  # called with each timing
         expected: float | None = None,  # seconds of a step expected from smaller sizes; None without any
-        at_least: int = 0,  # least number of timings, if the budget holds them
     ) -> None:
         """
         Run a trial of a size.
@@ -167,8 +166,7 @@ class Stopwatch:
         if times > SPILLED and self._check_spilled(batch_size, times, memory[0]):
             last, repeats = self._settle([], 1, likely)
         step = last.seconds
-        count = self._count_timings(step, now() - began)
-        count, taken = max(count, at_least), 0
+        count, taken = self._count_timings(step, now() - began), 0
         if repeats >= repeats_for(step, self.span_seconds) or self.budget.left() <= step:
             timing = self._timing(batch_size, first_round, last, repeats, memory)
             keep(timing)
@@ -184,7 +182,7 @@ class Stopwatch:
             self.rest(timing)
             taken += 1
             if reading.seconds * (1 + UNSETTLED) < step:  # it has settled only now: the earlier timings do not count
-                count = min(MOST_OF_TRIAL, taken + max(self._count_timings(reading.seconds, 0.0), at_least))
+                count = min(MOST_OF_TRIAL, taken + self._count_timings(reading.seconds, 0.0))
             step = min(step, reading.seconds)
 
     def _count_timings(self, step_seconds: float, overhead_seconds: float) -> int:

@@ -14,6 +14,7 @@ The result is one normal distribution with the mean and covariance of the mixtur
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -39,9 +40,9 @@ HOST_STEPS = ((0.002, 0.25, 0.95), (0.03, 0.25, 0.03), (0.1, 0.25, 0.015), JUMP)
 """Both for a CPU, which has no wave quantization: mostly a two-term line, and only clear departures count."""
 SMOOTH_OCTAVES = 2.0  # length scale
 SCALE = 10.0  # log cost of the whole curve is unknown within e to this power
-LEAST_VARIANCE = 1e-12  # of a difference of two sizes, which may be the same size
+LEAST_VARIANCE = 1e-10  # of a log cost, so that a covariance has a Cholesky factor, and of a difference of two
+NEGLIGIBLE = 1e-3  # processes whose weight is smaller, relative to the largest, are left out
 Z_90 = 1.645  # standard deviations to both sides that hold 90 %
-_NEGLIGIBLE = 1e-3  # processes with a smaller weight, relative to the largest, are left out
 
 
 @attrs.frozen
@@ -128,84 +129,45 @@ def fit_curve(
     log_cost = np.array([estimate.log_cost for estimate in estimates])
     slowdown = np.array([estimate.host for estimate in estimates])
     noise = np.diag([estimate.variance for estimate in estimates]) + slope_variance * np.outer(slowdown, slowdown)
-    shapes = _shapes(measured)
-    residual = log_cost[:, None] - shapes  # (measured, shapes)
-    processes = [
-        _Process(measured, predicted, noise, residual, smooth=smooth, steps=(sd, octaves), log_prior=np.log(p * q))
-        for smooth, p in (HOST_SMOOTH if host else SMOOTH)
-        for sd, octaves, q in (HOST_STEPS if host else STEPS)
-    ]
-    weights = np.exp(_minus_maximum(np.array([process.likelihood for process in processes])))
-    weights[weights < _NEGLIGIBLE] = 0.0
-    weights /= weights.sum()
-    curves = _shapes(predicted)
-    means = np.array(
-        [
-            curves + process.cross_covariance.T @ process.solved if row.any() else np.zeros_like(curves)
-            for process, row in zip(processes, weights, strict=True)
-        ]
-    )  # (processes, predicted, shapes)
+    misfits = itertools.product(HOST_SMOOTH if host else SMOOTH, HOST_STEPS if host else STEPS)
+    processes = np.array([(smooth, sd, octaves, p * q) for (smooth, p), (sd, octaves, q) in misfits])
+    # Arrays below have the axes (process, measured size or predicted size, shape).
+    factor = np.linalg.cholesky(_covariances(measured, measured, processes) + noise)
+    explained = np.linalg.solve(factor, log_cost[:, None] - _shapes(measured))
+    determinant = np.log(np.diagonal(factor, axis1=1, axis2=2)).sum(axis=1)
+    likelihood = (np.log(processes[:, 3]) - determinant)[:, None] - 0.5 * (explained**2).sum(axis=1)
+    weights = np.exp(likelihood - likelihood.max())
+    likely = weights.max(axis=1) > NEGLIGIBLE
+    weights, processes, explained = weights[likely] / weights[likely].sum(), processes[likely], explained[likely]
+    across = np.linalg.solve(factor[likely], _covariances(measured, predicted, processes))
+    means = _shapes(predicted) + across.swapaxes(1, 2) @ explained
     mean = np.einsum("psk,pk->s", means, weights)
-    spread = np.sqrt(weights)[:, None, :] * (means - mean[None, :, None])
-    covariance = np.einsum("psk,ptk->st", spread, spread, optimize=True)
-    for process, weight in zip(processes, weights.sum(axis=1), strict=True):
-        if weight:
-            covariance += weight * process.covariance()
+    spread = np.sqrt(weights)[:, None, :] * (means - mean[:, None])
+    covariances = _covariances(predicted, predicted, processes) - across.swapaxes(1, 2) @ across
+    covariance = np.tensordot(weights.sum(axis=1), covariances, axes=1)
+    covariance += np.tensordot(spread, spread, axes=((0, 2), (0, 2)))
     return CurvePosterior(predicted.astype(np.int64), mean, covariance)
 
 
-class _Process:
-    """A Gaussian process of the log cost: its likelihood under each prior mean curve, and its prediction."""
-
-    def __init__(
-        self,
-        measured: Array,
-        predicted: Array,
-        noise: Array,
-        residual: Array,
-        *,
-        smooth: float,
-        steps: tuple[float, float],
-        log_prior: float,
-    ) -> None:
-        self._predicted, self._smooth, self._steps = predicted, smooth, steps
-        covariance = _covariance(measured, measured, smooth, steps) + noise
-        self._factor = np.linalg.cholesky(covariance)
-        half = np.linalg.solve(self._factor, residual)
-        self.solved = np.linalg.solve(self._factor.T, half)  # covariance^-1 residual
-        self.likelihood = log_prior - 0.5 * (half * half).sum(axis=0) - np.log(np.diag(self._factor)).sum()
-        self.cross_covariance = _covariance(measured, predicted, smooth, steps)  # (measured, predicted)
-
-    def covariance(self) -> Array:
-        """Return the posterior covariance matrix of the log costs at the predicted sizes."""
-        half = np.linalg.solve(self._factor, self.cross_covariance)
-        explained: Array = half.T @ half
-        return _covariance(self._predicted, self._predicted, self._smooth, self._steps) - explained
-
-
-def _covariance(a: Array, b: Array, smooth: float, steps: tuple[float, float]) -> Array:
+def _covariances(a: Array, b: Array, processes: Array) -> Array:
     """
-    Return the matrix of prior covariances of the log cost between two lists of sizes.
+    Return the prior covariances of the log cost between two lists of sizes, a matrix for each process.
 
-    `smooth` is the standard deviation of the smooth part of the curve.  `steps` has that of its steps, and their length
-    scale in octaves.
+    Columns of `processes` are the standard deviation of the smooth misfit, that of steps, and the length scale of steps
+    in octaves.
     """
-    octaves = np.abs(np.log2(a)[:, None] - np.log2(b)[None])
+    smooth, steps, length = processes[:, :3].T[:, :, None, None]
+    octaves = np.abs(np.log2(a)[:, None] - np.log2(b))
     bend = np.sqrt(3.0) * octaves / SMOOTH_OCTAVES
-    covariance: Array = (
+    covariances: Array = (
         SCALE**2
         + smooth**2 * (1.0 + bend) * np.exp(-bend)  # Matern 3/2: no corners, but a rough slope
-        + steps[0] ** 2 * np.exp(-octaves / steps[1])  # Matern 1/2: corners everywhere
+        + steps**2 * np.exp(-octaves / length)  # Matern 1/2: corners everywhere
     )
-    return covariance
+    return covariances
 
 
 def _shapes(sizes: Array) -> Array:
     """Return the prior mean curves of the log cost, log(knee + size): a row per size, a column per knee."""
-    shapes: Array = np.log(KNEES[None] + sizes[:, None])
+    shapes: Array = np.log(KNEES + sizes[:, None])
     return shapes
-
-
-def _minus_maximum(logarithms: Array) -> Array:
-    highest: float = logarithms.max()
-    return logarithms - highest

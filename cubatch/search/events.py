@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import attrs
-import numpy as np
 
-from cubatch.measure.budget import Budget
-from cubatch.search.state import SearchState
 from cubatch.units import format_count, format_whole_percent
-
-_SURELY = 0.9  # quantile of the possible gain that progress shows
 
 
 @attrs.frozen(kw_only=True)
@@ -55,51 +49,3 @@ class Event:
         if self.could_gain is not None and math.isfinite(self.could_gain):
             gain = f", up to {format_whole_percent(self.could_gain, at_most=True)} more possible"
         return f"{self.best_batch_size} best so far{rate}{gain}"
-
-
-class EventReporter:
-    """
-    Pass events to the user's progress function.
-
-    Args:
-        progress: Called with each event; None: not called.
-        budget: Budget of the run.
-
-    Attributes:
-        failed: The exception that `progress` raised.  It is raised unchanged, and no event follows it.
-    """
-
-    def __init__(self, progress: Callable[[Event], None] | None, budget: Budget) -> None:
-        self._progress, self._budget = progress, budget
-        self._could_gain = math.inf
-        self.failed: Exception | None = None
-
-    def report(self, kind: str, batch_size: int | None, message: str, number: int, state: SearchState | None) -> None:
-        """
-        Pass an event to the progress function, with the best size and the possible gain by this state.
-
-        `kind`, `batch_size` and `message` are fields of the `Event`; `number` is its round.
-        """
-        if self._progress is None or self.failed is not None:
-            return
-        best = state.recommended if state is not None else None
-        if state is not None and best is not None:
-            gain = float(np.expm1(np.sort(state.unbounded_losses)[int(_SURELY * len(state.unbounded_losses))]))
-            self._could_gain = min(self._could_gain, gain)
-        event = Event(
-            kind=kind,
-            round=number,
-            batch_size=batch_size,
-            done=min(self._budget.spent(), self._budget.seconds),
-            total=self._budget.seconds,
-            seconds_left=self._budget.left(),
-            message=message,
-            best_batch_size=best,
-            best_rate=best / state.seconds[best] if best and state else None,
-            could_gain=self._could_gain if best and self._could_gain <= 1 else None,
-        )
-        try:
-            self._progress(event)
-        except Exception as error:
-            self.failed = error
-            raise

@@ -38,10 +38,9 @@ from cubatch.measure.runner import HasWorker, Runner, RunnerFactory
 from cubatch.measure.stopwatch import MIN_ENERGY_SPAN_SECONDS, MIN_SPAN_SECONDS, Stopwatch
 from cubatch.search import trial_rules, verdicts
 from cubatch.search.curve_posterior import usual_errors
-from cubatch.search.events import Event, EventReporter
+from cubatch.search.events import Event
 from cubatch.search.noise import count_trials, has_cost
-from cubatch.search.recommend import is_favored
-from cubatch.search.state import SearchInputs, SearchState
+from cubatch.search.state import SearchState
 from cubatch.units import format_seconds
 
 _log = logging.getLogger(__name__)
@@ -55,25 +54,10 @@ _FAILED = ("out_of_memory", "error", "timeout")
 _REFUSED = OverLimit.__name__  # by a runner, which knows more about memory than the ladder once smaller sizes have run
 
 
-def measure(
-    factory: RunnerFactory,
-    ladder: Sequence[Candidate],
-    *,
-    goal: Goal,
-    earlier: Measured | None = None,
-    keeper: Keeper | None = None,
-    budget: float,
-    seed: int,
-    progress: Callable[[Event], None] | None = None,
-    extend: Callable[[int], Candidate] | None = None,
-    multiple: int = 1,
-    accepts: Callable[[int], bool] = lambda _: True,
-    rounds: int | None = None,
-    current: int | None = None,
-    on_host: bool = True,
-) -> Measured:
+@attrs.define(kw_only=True, eq=False, slots=False)  # without slots for the cached property
+class Search:
     """
-    Measure the candidates until the recommendation is certain enough or the budget is spent.
+    A search: its request, the timings and outcome of each size, and the loop over trials.
 
     Candidates planned over the memory limit are never tried.  An exception of a candidate becomes its outcome
     ("out_of_memory", "timeout" or "error"), and the search continues.  A size that fails after it has run, or kills its
@@ -96,118 +80,118 @@ def measure(
         rounds: Number of trials of each candidate; None: as many as the recommendation needs.
         current: A candidate that is measured in any case, to compare the recommendation with; None: none.
         on_host: Whether steps run on a CPU.  A reference step is then timed around them, if the runner supports it.
-
-    Returns:
-        Measured: all timings, old and new, and an outcome of every candidate.
-
-    Raises:
-        EnergyNotAvailable: If energy is the objective and none of the first timings has a value of it.
-        BaseException: An error of no candidate, such as KeyboardInterrupt or an exception of `progress`, unchanged.
-            Unfinished candidates have the outcome "interrupted".
     """
-    run = _Run(
-        factory, ladder, goal, earlier or Measured(), keeper=keeper, budget=budget, seed=seed, progress=progress,
-        extend=extend, multiple=multiple, accepts=accepts, rounds=rounds, current=current, on_host=on_host,
-    )  # fmt: skip
-    return run.run()
 
+    factory: RunnerFactory
+    ladder: Sequence[Candidate]
+    goal: Goal
+    earlier: Measured = attrs.field(factory=Measured)
+    keeper: Keeper | None = None
+    budget: Budget = attrs.field(converter=Budget)
+    seed: int
+    progress: Callable[[Event], None] | None = None
+    extend: Callable[[int], Candidate] | None = None
+    multiple: int = 1
+    accepts: Callable[[int], bool] = lambda _: True
+    rounds: int | None = None
+    current: int | None = None
+    on_host: bool = True
 
-class _Run:
-    """State of one call of `measure`: timings and outcome of each size, and the loop over trials."""
-
-    def __init__(
-        self,
-        factory: RunnerFactory,
-        ladder: Sequence[Candidate],
-        goal: Goal,
-        earlier: Measured,
-        *,
-        keeper: Keeper | None,
-        budget: float,
-        seed: int,
-        progress: Callable[[Event], None] | None,
-        extend: Callable[[int], Candidate] | None,
-        multiple: int,
-        accepts: Callable[[int], bool],
-        rounds: int | None,
-        current: int | None,
-        on_host: bool,
-    ) -> None:
-        self.factory, self.goal, self.seed = factory, goal, seed
-        self.extend, self.multiple, self.accepts, self.rounds = extend, multiple, accepts, rounds
-        self.recorder = Recorder(earlier, keeper)
-        self.budget = Budget(budget, earlier.seconds_spent)
-        self.reporter = EventReporter(progress, self.budget)
-        self.span_seconds = MIN_ENERGY_SPAN_SECONDS if goal.objective == "energy" else MIN_SPAN_SECONDS
-        self.clocks_mhz = [timing.sm_clock_mhz for timing in earlier.timings if timing.sm_clock_mhz]
+    def __attrs_post_init__(self) -> None:
+        earlier = self.earlier
+        self.budget.spent_before = earlier.seconds_spent
+        self.recorder = Recorder(earlier, self.keeper)
         self.stopwatch: Stopwatch | None = None
-        self.candidates = {c.batch_size: c for c in sorted((*ladder, *earlier.added), key=lambda c: c.batch_size)}
-        self.timings: dict[int, list[Timing]] = {n: [] for n in self.candidates}
-        for timing in earlier.timings:
-            if timing.batch_size in self.timings:
-                self.timings[timing.batch_size].append(timing)
+        self.span_seconds = MIN_ENERGY_SPAN_SECONDS if self.goal.objective == "energy" else MIN_SPAN_SECONDS
+        self.candidates = {c.batch_size: c for c in sorted((*self.ladder, *earlier.added), key=lambda c: c.batch_size)}
+        self.timings = {n: [t for t in earlier.timings if t.batch_size == n] for n in self.candidates}
         self.outcomes = {o.batch_size: o for o in earlier.outcomes if o.status != "interrupted"}
         self.retried: set[int] = set()
         self.round = max((timing.round // PER_TRIAL for timing in earlier.timings), default=0)
-        model = {c.batch_size: c.predicted_seconds for c in ladder if c.predicted_seconds is not None}
-        self.model = model if len(model) == len(ladder) else None
-        self.reference = next(
-            (t.reference_batch_size for t in reversed(earlier.timings) if t.reference_batch_size), None
-        )
-        self.seeks_reference = on_host
-        self.requested = [n for n in self.candidates if extend is None or n == current]
-        self.state = self.compute_state()
+        self.seeks_reference = self.on_host
+        self.could_gain = math.inf  # the least share so far that an event showed
+        self.progress_error: Exception | None = None
+        self.state = self._update()
 
     # --- the loop ---
 
     def run(self) -> Measured:
+        """
+        Measure until the recommendation is certain enough or the budget is spent.
+
+        Returns:
+            Measured: all timings, old and new, and an outcome of every candidate.
+
+        Raises:
+            EnergyNotAvailable: If energy is the objective and none of the first timings has a value of it.
+            BaseException: An error of no candidate, such as KeyboardInterrupt or an exception of `progress`, unchanged.
+                Unfinished candidates have the outcome "interrupted".
+        """
         try:
             for n, candidate in self.candidates.items():
                 if candidate.over_limit and n not in self.outcomes:
                     tried = "not tried again" if self.timings[n] else "not tried"
                     reason = f"planned above the memory limit, so it was {tried}"
-                    self.finish(Outcome(n, "over_limit", reason, {"limit": "memory"}))
-            if self.open:
+                    self._finish(Outcome(n, "over_limit", reason, {"limit": "memory"}))
+            if self._open:
                 if count := sum(map(len, self.timings.values())):
                     spent = f"{format_seconds(self.budget.spent())} of {format_seconds(self.budget.seconds)} are spent"
-                    text = f"continuing from {count} timing{'s' * (count > 1)}; {spent}"
-                    # without a state: the best so far follows with the first trial
-                    self.reporter.report("resume", None, text, self.round * PER_TRIAL, None)
-                self.search()
-            self.report("end", None, "measuring is done")
+                    self._report("resume", None, f"continuing from {count} timing{'s' * (count > 1)}; {spent}")
+                self._measure()
+                self._judge()
+            self._report("end", None, "measuring is done")
         except CubatchError:  # its message is complete
             raise
         except BaseException:
-            for n in self.open:
+            for n in self._open:
                 count = len(self.timings[n])
                 reason = f"the run was interrupted after {count} timings of this size"
-                self.finish(Outcome(n, "interrupted", reason))
+                self._finish(Outcome(n, "interrupted", reason))
             raise
         finally:
-            self.close_runner()
+            self._close_runner()
         return self.recorder.measured
 
     @property
-    def open(self) -> list[int]:
+    def _open(self) -> list[int]:
         """Sizes without an outcome."""
         return [n for n in self.candidates if n not in self.outcomes]
 
-    def search(self) -> None:
-        """Run trials until none is worth its time or the budget is spent; then set the outcome of every size."""
-        while True:
-            while self.open and (step := self.next()):
-                if len(step) > 1 or step[0] in self.state.measured:
-                    self.round += 1
-                    self.report("round", None, f"round {self.round}: {', '.join(map(str, sorted(step)))}")
-                for n in step:
-                    self.run_trial(n)
-            self.state = self.compute_state()
-            best = self.outcomes.get(self.state.recommended or 0)
-            if best is None or best.status != "dropped":
-                break
-            # An earlier run dropped it against a size that failed later.
+    def _measure(self) -> None:
+        """Run trials until none is worth its time or the budget is spent."""
+        while self._open and (step := self._next()):
+            if len(step) > 1 or step[0] in self.state.measured:
+                self.round += 1
+                self._report("round", None, f"round {self.round}: {', '.join(map(str, sorted(step)))}")
+            for n in step:
+                self._run_trial(n)
+        best = self.outcomes.get(self._update().recommended or 0)
+        if best is not None and best.status == "dropped":  # by an earlier run, against a size that failed later
             self.outcomes = {n: outcome for n, outcome in self.outcomes.items() if outcome.status != "dropped"}
-        with self.computing():
+            self._measure()
+
+    def _next(self) -> list[int]:
+        state = self._update()
+        if self.stopwatch is not None and self.budget.left() <= 0:
+            return []
+        if self.goal.objective == "energy" and not state.measured and any(self.timings.values()):
+            raise EnergyNotAvailable("the clock of these steps")
+        if self.rounds is not None:
+            return self._next_round(self.rounds)
+        with self._computing():
+            return trial_rules.next_trials(state)
+
+    def _next_round(self, rounds: int) -> list[int]:
+        """Return the sizes with the fewest trials in random order; an empty list if each has had `rounds` trials."""
+        trials = {n: count_trials(self.timings[n]) for n in self._open}
+        least = min(trials.values())
+        due = [n for n in self._open if trials[n] == least] if least < rounds else []
+        Random(f"{self.seed}, {least}").shuffle(due)  # noqa: S311 - an order, not a secret
+        return due
+
+    def _judge(self) -> None:
+        """Set the outcome of every open size."""
+        with self._computing():
             outcomes = verdicts.judge_sizes(self.state)
         for outcome in outcomes:
             if self.rounds is not None and outcome.status == "dropped":
@@ -215,53 +199,32 @@ class _Run:
             cut = {"cut_short": True} if outcome.status == "over_limit" else {"limit": "budget"}
             place = self.state.place(outcome.batch_size)
             is_cut = outcome.status in {"ok", "over_limit"} and self.budget.left() < self.state.trial_seconds[place]
-            self.finish(outcome, cut if is_cut else {})
-        for n in self.open:
+            self._finish(outcome, cut if is_cut else {})
+        for n in self._open:
             text = f"{count_trials(self.timings[n])} trials gave no value of its energy"
-            self.finish(Outcome(n, "dropped", text))
-
-    def next(self) -> list[int]:
-        self.state = self.compute_state()
-        if self.stopwatch is not None and self.budget.left() <= 0:
-            return []
-        if self.goal.objective == "energy" and not self.state.measured and any(self.timings.values()):
-            raise EnergyNotAvailable("the clock of these steps")
-        if self.rounds is not None:
-            return self.next_round(self.rounds)
-        with self.computing():
-            return trial_rules.next_trials(self.state)
-
-    def next_round(self, rounds: int) -> list[int]:
-        """Return the sizes with the fewest trials in random order; an empty list if each has had `rounds` trials."""
-        trials = {n: count_trials(self.timings[n]) for n in self.open}
-        least = min(trials.values())
-        due = [n for n in self.open if trials[n] == least] if least < rounds else []
-        Random(f"{self.seed}, {least}").shuffle(due)  # noqa: S311 - an order, not a secret
-        return due
+            self._finish(Outcome(n, "dropped", text))
 
     @functools.cached_property
-    def blas(self) -> ThreadpoolController | None:
+    def _blas(self) -> ThreadpoolController | None:
         """Control of this process's BLAS threads; None if no file descriptor is left to list the libraries."""
         with contextlib.suppress(OSError):
             return ThreadpoolController()
         return None
 
     @contextlib.contextmanager
-    def computing(self) -> Iterator[None]:
+    def _computing(self) -> Iterator[None]:
         """Limit BLAS to one thread and use NumPy's default error handling in the block."""
         # Idle BLAS threads spin for about 0.1 s and would disturb the next timing.
-        limited = self.blas.limit(limits=1, user_api="blas") if self.blas else contextlib.nullcontext()
+        limited = self._blas.limit(limits=1, user_api="blas") if self._blas else contextlib.nullcontext()
         with limited, usual_errors():
             yield
 
-    def compute_state(self) -> SearchState:
-        """Return the estimates from all timings and outcomes so far."""
+    def _update(self) -> SearchState:
+        """Compute the state from all timings and outcomes so far, with the recommendation, and return it."""
         prepare = self.stopwatch.prepare_seconds if self.stopwatch else {}
         around = self.stopwatch.around_seconds if self.stopwatch else 0.0
-        left = self.budget.left()
-        over_memory = {
-            n for n, o in self.outcomes.items() if o.status == "over_limit" and o.facts.get("limit") == "memory"
-        }
+        left, outcomes = self.budget.left(), self.outcomes
+        over_memory = {n for n, o in outcomes.items() if o.status == "over_limit" and o.facts.get("limit") == "memory"}
         lack_cost = {n for n, t in self.timings.items() if count_trials(t) > 1 and not has_cost(t, self.goal)}
 
         def seconds(n: int, step: float) -> float:
@@ -269,39 +232,37 @@ class _Run:
                 step, self.span_seconds, prepare_seconds=guess_prepare(n, prepare), left=left, around_seconds=around
             )
 
-        failed = {n: o for n, o in self.outcomes.items() if o.status in _FAILED or o.facts.get("type") == _REFUSED}
-        inputs = SearchInputs(
+        self.state = SearchState(
             goal=self.goal,
             ladder=self.candidates,
-            favored=None if self.extend is None else {n for n, c in self.candidates.items() if is_favored(c)},
-            model=self.model,
             timings={n: taken for n, taken in self.timings.items() if n not in over_memory},
-            closed={*self.outcomes, *lack_cost},
-            failed={n: outcome.status for n, outcome in failed.items()},
-            trial_seconds=seconds,
+            closed={*outcomes, *lack_cost},
+            failed={n: o.status for n, o in outcomes.items() if o.status in _FAILED or o.facts.get("type") == _REFUSED},
+            seconds_of_trial=seconds,
             left=left,
             budget=self.budget.seconds,
             extends=self.extend is not None,
-            requested=self.requested,
+            requested=[n for n in self.candidates if self.extend is None or n == self.current],
             multiple=self.multiple,
             accepts=self.accepts,
             seed=self.seed,
         )
-        with self.computing():
-            return SearchState(inputs)
+        with self._computing():
+            self.state.recommended  # noqa: B018 - fits the posterior
+        return self.state
 
     # --- a trial ---
 
-    def run_trial(self, n: int) -> None:
+    def _run_trial(self, n: int) -> None:
         """Run a trial of a size; after an error, repeat the trial once or make the error the size's outcome."""
         if n in self.outcomes:
             return
         if n not in self.candidates and self.extend is not None:
             self.candidates[n], self.timings[n] = self.extend(n), []
             self.recorder.candidate(self.candidates[n])
-        stopwatch = self.stopwatch or self.open_runner()
+        stopwatch = self.stopwatch or self._open_runner()
         if self.seeks_reference:
-            self.choose_reference(stopwatch)
+            self._choose_reference(stopwatch)
         number = 1 + max((timing.round // PER_TRIAL for timing in self.timings[n]), default=-1)
         if self.timings[n]:  # a size that is retried has timings of this round already
             number = self.round = max(self.round, number)
@@ -309,29 +270,29 @@ class _Run:
             stopwatch.run_trial(
                 n,
                 first_round=number * PER_TRIAL,
-                likely=self.likely_seconds(n),
-                keep=self.record_timing,
-                expected=self.expected_seconds(n),
-                at_least=trial_rules.timings_wanted(self.state, n),
+                likely=self._likely_seconds(n),
+                keep=self._record_timing,
+                expected=self._expected_seconds(n),
             )
         except OutOfBudget:
             pass  # the verdict at the end explains it
         except Exception as error:
-            if error is self.reporter.failed:
+            if error is self.progress_error:
                 raise
-            self.fail(n, error, stopwatch)  # an error of a candidate is its outcome
+            self._fail(n, error, stopwatch)  # an error of a candidate is its outcome
         self.recorder.spent(self.budget.spent())
 
-    def choose_reference(self, stopwatch: Stopwatch) -> None:
+    def _choose_reference(self, stopwatch: Stopwatch) -> None:
         """Prepare, once, a reference step: the smallest candidate whose steps are long enough to show drift."""
-        state = self.state = self.compute_state()
+        state = self._update()
         if not state.seconds:
             return
         longest, largest = max(state.seconds.values()), max(state.seconds)
         shortest = max(LEAST_REFERENCE_SECONDS, min(WORK_SHARE * min(state.seconds.values()), LONG_REFERENCE_SECONDS))
-        ladder = [n for n in state.sizes if n <= largest and n in state.inputs.ladder]
+        ladder = [n for n in state.sizes if n <= largest and n in state.ladder]
         known = {n: float(state.step_seconds[state.place(n)]) for n in ladder}
-        n = self.reference or min((size for size, step in known.items() if step >= shortest), default=largest)
+        held = next((t.reference_batch_size for t in reversed(self.earlier.timings) if t.reference_batch_size), None)
+        n = held or min((size for size, step in known.items() if step >= shortest), default=largest)
         if longest < shortest and largest < max(self.candidates):
             return
         self.seeks_reference, seconds = False, known.get(n, LEAST_REFERENCE_SECONDS)
@@ -346,31 +307,32 @@ class _Run:
             stopwatch.forget()
             _release_runner(stopwatch.runner, error, restart=False)
 
-    def likely_seconds(self, n: int) -> float | None:
+    def _likely_seconds(self, n: int) -> float | None:
         """Return the expected seconds of a step of size `n`, to detect a hang; None if unknown."""
         if self.state.measured and n in self.state.sizes:
             return float(self.state.step_seconds[self.state.place(n)])
         return self.candidates[n].predicted_seconds
 
-    def expected_seconds(self, n: int) -> float | None:
+    def _expected_seconds(self, n: int) -> float | None:
         """Return the least step time in seconds that smaller sizes suggest; None if none of them was measured."""
         rates = [seconds / size for size, seconds in self.state.seconds.items() if size < n]
-        by_line = [self.likely_seconds(n)] if len(rates) > 1 and n in self.state.sizes else []
+        by_line = [self._likely_seconds(n)] if len(rates) > 1 and n in self.state.sizes else []
         return min([*(n * rate for rate in rates), *filter(None, by_line)], default=None)
 
-    def record_timing(self, timing: Timing) -> None:
+    def _record_timing(self, timing: Timing) -> None:
         n, text = timing.batch_size, format_seconds(timing.seconds) + ", throttled" * timing.throttled
         self.recorder.timing(timing)
         self.timings[n].append(timing)
-        self.report("timing", n, f"batch size {n}: {text}", timing.round)
+        self._report("timing", n, f"batch size {n}: {text}", timing.round)
 
-    def open_runner(self) -> Stopwatch:
+    def _open_runner(self) -> Stopwatch:
         runner = self.factory()
         self.budget.start(runner.clock.now)
-        self.stopwatch = Stopwatch(runner, self.budget, span_seconds=self.span_seconds, clocks_mhz=self.clocks_mhz)
+        clocks = [timing.sm_clock_mhz for timing in self.earlier.timings if timing.sm_clock_mhz]
+        self.stopwatch = Stopwatch(runner, self.budget, span_seconds=self.span_seconds, clocks_mhz=clocks)
         return self.stopwatch
 
-    def close_runner(self) -> None:
+    def _close_runner(self) -> None:
         if self.stopwatch is None:
             return
         self.recorder.spent(self.budget.spent())
@@ -382,7 +344,7 @@ class _Run:
 
     # --- outcomes ---
 
-    def fail(self, n: int, error: Exception, stopwatch: Stopwatch) -> None:
+    def _fail(self, n: int, error: Exception, stopwatch: Stopwatch) -> None:
         """
         Release the memory of a failed trial, and either repeat the trial once or set the size's outcome.
 
@@ -392,33 +354,60 @@ class _Run:
         stopwatch.forget()
         failure, timings = _describe_failure(n, error), self.timings[n]
         if isinstance(error, OverLimit):  # it was not tried
-            self.finish(failure)
+            self._finish(failure)
             return
         is_again = n not in self.retried and (bool(timings) or isinstance(error, WorkerDied))
         _release_runner(stopwatch.runner, error, restart=is_again)
         if is_again:
             self.retried.add(n)
             _log.warning("batch size %d failed and is tried once more: %s", n, failure.stop_reason)
-            self.run_trial(n)
+            self._run_trial(n)
         elif timings:
             text = f"judged by its {len(timings)} timings, since it failed twice: {failure.stop_reason}"
-            is_over = self.compute_state().seconds.get(n, 0.0) > (self.goal.latency_limit or math.inf)
+            is_over = self._update().seconds.get(n, 0.0) > (self.goal.latency_limit or math.inf)
             status, limit = ("over_limit", {"limit": "latency"}) if is_over else ("ok", {})
-            self.finish(Outcome(n, status, text, failure.facts), {"cut_short": True, **limit})
+            self._finish(Outcome(n, status, text, failure.facts), {"cut_short": True, **limit})
         else:
-            self.finish(failure)
+            self._finish(failure)
 
-    def finish(self, outcome: Outcome, facts: Mapping[str, object] | None = None) -> None:
+    def _finish(self, outcome: Outcome, facts: Mapping[str, object] | None = None) -> None:
         """Record the outcome of a size, with these facts and the seconds that its trials spent besides timings."""
         n, spent = outcome.batch_size, self.stopwatch.spent.get(outcome.batch_size) if self.stopwatch else None
         more = {**(facts or {}), **(attrs.asdict(spent) if spent else {})}
         self.outcomes[n] = attrs.evolve(outcome, facts={**outcome.facts, **more})
         self.recorder.outcome(self.outcomes[n])
-        self.report("outcome", n, f"batch size {n}: {outcome.status.replace('_', ' ')}; {outcome.stop_reason}")
+        self._report("outcome", n, f"batch size {n}: {outcome.status.replace('_', ' ')}; {outcome.stop_reason}")
 
-    def report(self, kind: str, n: int | None, message: str, number: int | None = None) -> None:
-        with self.computing():
-            self.reporter.report(kind, n, message, self.round * PER_TRIAL if number is None else number, self.state)
+    def _report(self, kind: str, n: int | None, message: str, number: int | None = None) -> None:
+        """
+        Pass an event to the progress function, with the best size and the possible gain by the present state.
+
+        `kind`, `n`, `message` and `number` are the kind, batch size, message and round of the `Event`.
+        """
+        if self.progress is None or self.progress_error is not None:
+            return
+        with self._computing():
+            state = self.state
+            best = None if kind == "resume" else state.recommended  # the best so far follows with the first trial
+            if best is not None:
+                self.could_gain = min(self.could_gain, state.could_gain)
+        event = Event(
+            kind=kind,
+            round=self.round * PER_TRIAL if number is None else number,
+            batch_size=n,
+            done=min(self.budget.spent(), self.budget.seconds),
+            total=self.budget.seconds,
+            seconds_left=self.budget.left(),
+            message=message,
+            best_batch_size=best,
+            best_rate=best / state.seconds[best] if best else None,
+            could_gain=self.could_gain if best and self.could_gain <= 1 else None,
+        )
+        try:
+            self.progress(event)
+        except Exception as error:
+            self.progress_error = error  # it is raised unchanged, and no event follows it
+            raise
 
 
 def _describe_failure(n: int, error: Exception) -> Outcome:

@@ -1,4 +1,9 @@
-"""Times, confidence intervals and the recommendation, from all timings of a run."""
+"""
+Times, confidence intervals and the recommendation, from all timings of a run.
+
+Raw medians on a plateau pick the size with the luckiest timing.  The posterior pools all sizes, so that a single
+lucky timing moves it little.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +14,46 @@ from typing import Any, Self
 import attrs
 
 from cubatch.measure.goal import Goal
-from cubatch.measure.records import Timing
+from cubatch.measure.records import Candidate, Timing
 from cubatch.measure.stopping import median
 from cubatch.search.curve_posterior import Z_90, CurvePosterior, fit_curve, usual_errors
 from cubatch.search.noise import Noise, estimate, estimate_noise
-from cubatch.search.recommend import Recommendation, recommend
 
 Interval = tuple[float, float]
+
+CONFIDENCE_Z = 1.2816  # standard deviations: 90 % one-sided
+_HARDWARE = (  # how reasons of candidates begin
+    "coulom", "crest", "past crest", "tensor-core", "asked for", "current", "multiple of", "divides",
+)  # fmt: skip
+
+
+def is_round(n: int) -> bool:
+    """Return whether a size is a power of two or 1.5 times one."""
+    odd = n // (n & -n)
+    return odd in (1, 3)
+
+
+def is_favored(candidate: Candidate) -> bool:
+    """Return whether a size is round, or is a candidate because of the hardware or a request of the user."""
+    return is_round(candidate.batch_size) or any(reason.startswith(_HARDWARE) for reason in candidate.reasons)
+
+
+@attrs.frozen(eq=False)
+class Recommendation:
+    """
+    The recommended size, and the sizes that are about as good.
+
+    Attributes:
+        batch_size: The recommended size.
+        fastest: The size with the best posterior mean of those that may be recommended.
+        within: Sizes whose expected loss against the fastest is within the tolerance, ascending.
+        equal: Sizes whose difference from the fastest may be zero, by a 90 % interval of the difference.
+    """
+
+    batch_size: int
+    fastest: int
+    within: tuple[int, ...]
+    equal: tuple[int, ...]
 
 
 @attrs.frozen(eq=False)
@@ -50,20 +88,38 @@ class Posterior:
             return None
         return {"batch_size": self.noise.reference_batch_size, "seconds": self.noise.reference_seconds}
 
-    @property
-    def sizes(self) -> list[int]:
-        """The sizes whose time was measured, ascending."""
-        return [] if self.seconds is None else self.seconds.sizes.tolist()
+    def recommend(self, feasible: Collection[int], favored: Collection[int] | None = None) -> Recommendation:
+        """
+        Return the recommendation among the sizes that ran within every limit.
 
-    def has_cost(self, n: int) -> bool:
-        """Return whether the cost of size `n` was measured."""
-        return self.cost is not None and n in self.cost
+        By throughput and energy it is the smallest size whose expected loss against the best is within the tolerance,
+        by latency the largest.  A size that is not favored must beat the nearest favored sizes on both sides.  It must
+        do so by more than the tolerance with 90 % confidence.
 
-    def recommend(self, feasible: Sequence[int], favored: Collection[int] | None) -> Recommendation:
-        """Return the recommendation among these sizes, each of which has a cost."""
-        if self.cost is None:
+        Args:
+            feasible: The measured sizes within every limit, at least one.
+            favored: Sizes that need not beat their neighbors to be recommended; None: all sizes.
+        """
+        curve, is_latency = self.cost, self.goal.objective == "latency"
+        if curve is None:
             raise ValueError("nothing was measured")
-        return recommend(self.cost, feasible, self.goal, favored=favored)
+        value = {n: (0.0 if is_latency else math.log(n)) - curve.mean[curve.place(n)] for n in sorted(feasible)}
+        tolerance = math.log1p(self.goal.tolerance) if is_latency else -math.log1p(-self.goal.tolerance)
+        plain = [n for n in value if favored is None or is_latency or n in favored]
+
+        def leads(n: int, other: int, z: float) -> float:
+            return float(value[n] - value[other] - z * curve.difference_sd(curve.place(n), curve.place(other)))
+
+        def is_eligible(n: int) -> bool:
+            neighbors = [*[m for m in plain if m < n][-1:], *[m for m in plain if m > n][:1]]
+            return n in plain or all(leads(n, m, CONFIDENCE_Z) > tolerance for m in neighbors)
+
+        eligible = [n for n in value if is_eligible(n)]  # without a favored size all are
+        fastest = max(eligible, key=lambda n: (value[n], -n))
+        # Also allowing one standard deviation doubled the regret on fake hosts, and repeated runs agreed no better.
+        within = tuple(n for n in eligible if value[n] >= value[fastest] - tolerance)
+        equal = tuple(n for n in value if n != fastest and leads(fastest, n, Z_90) <= 0)
+        return Recommendation(within[-1 if is_latency else 0], fastest, within, equal)
 
     def seconds_of(self, n: int, timings: Sequence[Timing]) -> tuple[float | None, Interval | None]:
         """Return the seconds of a step of size `n`, and their 90 % interval; median and None without a posterior."""

@@ -1,7 +1,8 @@
 """
-The state of a search: estimates and probabilities that its rules use, computed from all timings of a run.
+The state of a search: estimates, probabilities and the value of another trial, computed from all timings of a run.
 
-This module uses no clock and no device.
+Gains and losses are differences of the logarithm of the objective: shares, where they are small.  This module uses no
+clock and no device.
 """
 
 from __future__ import annotations
@@ -9,42 +10,43 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import attrs
 import numpy as np
 from numpy.random import default_rng  # at import time: a first import later would swallow a Ctrl-C
 
 from cubatch.measure.goal import Goal
-from cubatch.measure.records import Timing
-from cubatch.search import acquisition
-from cubatch.search.curve_posterior import Array, CurvePosterior
-from cubatch.search.noise import has_cost
-from cubatch.search.posterior import Posterior
+from cubatch.measure.records import Candidate, Timing
+from cubatch.search.curve_posterior import LEAST_VARIANCE, Array, CurvePosterior
+from cubatch.search.noise import count_trials, has_cost
+from cubatch.search.posterior import Posterior, is_favored
 
-KNOWN = 0.5
-"""The search ends where the expected loss of stopping is less than this share of the tolerance."""
+CLOSED = 0.01
+"""No size is tried between two sizes that differ by at most this share of the smaller, or by 1."""
 LEAST_TOLERANCE = 0.005  # two runs of one program differ by about this, by their place in memory
 UNTRIED, UNTRIED_SHARE = 1.5, 0.4
 """Factor above the longest measured step: a trial may then take this share of the time left."""
-RUNS_BEYOND, TRIES_ON = 0.25, 1.5  # probability that a size runs though a size smaller by this factor failed
-RUNS_BEYOND_ERROR = 0.5  # the same for each size that raised another error, which may concern that size alone
+RUNS_BEYOND_ERROR = 0.5  # probability that a size runs though a smaller one raised an error
+RUNS_BEYOND, TRIES_ON = 0.25, 1.5  # the same for one that ran out of memory and is smaller by more than this factor
+DRAWS = 256  # of the loss
+_OUTCOMES = np.array([-2.5, -1.75, -1.0, -0.5, 0.0, 0.5, 1.0, 1.75, 2.5])  # of a trial, in standard deviations
+_WEIGHTS = np.exp(-0.5 * _OUTCOMES**2) * np.gradient(_OUTCOMES)
+_WEIGHTS /= _WEIGHTS.sum()
 
 
-@attrs.frozen(kw_only=True)
-class SearchInputs:
+@attrs.frozen(kw_only=True, eq=False, slots=False)  # without slots for cached properties
+class SearchState:
     """
-    All that a decision of the search depends on.
+    Compute estimates from all that a decision of the search depends on; each on first use.
 
     Attributes:
         goal: Objective and limits.
         ladder: The candidates: sizes that may be measured.
-        favored: Sizes that need not beat their neighbors to be recommended; None: all. Others must beat them clearly.
-        model: Predicted seconds of a step, by size; None without a prediction.
         timings: The timings, by size; also of sizes that are no candidates.
         closed: Sizes that are not measured again.
         failed: Status of the closed sizes that failed, for lack of memory or otherwise, and never ran.
-        trial_seconds: Function that returns the seconds of a trial from a size and its seconds of a step.
+        seconds_of_trial: Function that returns the seconds of a trial from a size and its seconds of a step.
         left, budget: Seconds left, and seconds in all.
         extends: Whether sizes between the candidates may be measured.
         requested: Sizes that are measured in any case.
@@ -54,13 +56,11 @@ class SearchInputs:
     """
 
     goal: Goal
-    ladder: Collection[int]
-    favored: Collection[int] | None = None
-    model: Mapping[int, float] | None
+    ladder: Mapping[int, Candidate]
     timings: Mapping[int, Sequence[Timing]]
     closed: Collection[int]
     failed: Mapping[int, str]
-    trial_seconds: Callable[[int, float], float]
+    seconds_of_trial: Callable[[int, float], float]
     left: float
     budget: float
     extends: bool
@@ -69,54 +69,39 @@ class SearchInputs:
     accepts: Callable[[int], bool] = lambda _: True
     seed: int = 0
 
+    # --- sizes ---
 
-class SearchState:
-    """
-    Compute estimates from the inputs of a decision; expensive ones on first use.
+    @functools.cached_property
+    def measured(self) -> Mapping[int, Sequence[Timing]]:
+        """Timings of the sizes whose cost was measured, ascending."""
+        return {n: taken for n, taken in sorted(self.timings.items()) if taken and has_cost(taken, self.goal)}
 
-    Attributes:
-        measured: Timings of the sizes whose cost was measured, ascending.
-        sizes: Sizes that were or may be measured; those between two neighboring candidates once both were tried.
-        noise: The noise model of the run.
-        seconds: Estimated seconds of a step at the usual host speed, of each measured size.
-        recommended, fastest: The size to recommend now, and the one with the best posterior mean; None without one.
-    """
-
-    def __init__(self, inputs: SearchInputs) -> None:
-        self.inputs, self.goal = inputs, inputs.goal
-        self.tolerance = -math.log(1 - max(self.goal.tolerance, LEAST_TOLERANCE))
-        timings = {n: taken for n, taken in sorted(inputs.timings.items()) if taken}
-        self.measured = {n: taken for n, taken in timings.items() if has_cost(taken, self.goal)}
-        self.sizes = self._list_sizes()
-        self._fitted = Posterior.of(timings, self.goal, self.sizes)
-        self.noise = self._fitted.noise
-        curve = self._fitted.seconds
-        self.seconds = {} if curve is None else {n: curve.cost(n) for n in self.measured}
-        feasible = [n for n in self.measured if self.is_feasible(n)]
-        best = self._fitted.recommend(feasible, inputs.favored) if feasible else None
-        self.recommended: int | None = best.batch_size if best else None
-        self.fastest: int | None = best.fastest if best else None
-
-    def is_feasible(self, n: int) -> bool:
-        """Return whether a measured size may be recommended: it did not fail, and keeps the latency limit."""
-        limit = self.goal.latency_limit
-        return n not in self.inputs.failed and (limit is None or self.seconds[n] <= limit)
-
-    def _list_sizes(self) -> list[int]:
-        inputs = self.inputs
-        known = {n for n in inputs.ladder if n not in inputs.closed and self.is_accepted(n)} | set(self.measured)
-        if not inputs.extends:
+    @functools.cached_property
+    def sizes(self) -> list[int]:
+        """Sizes that were or may be measured; those between two neighboring candidates once both were tried."""
+        known = {n for n in self.ladder if n not in self.closed and self.is_accepted(n)} | set(self.measured)
+        if not self.extends:
             return sorted(known)
-        tried = set(self.measured) | set(inputs.failed)
-        pairs = itertools.pairwise(sorted(known | set(inputs.failed)))
+        tried = {*self.measured, *self.failed}
+        pairs = [pair for pair in itertools.pairwise(sorted({*known, *self.failed})) if tried.issuperset(pair)]
         between = {
             n
             for pair in pairs
-            if tried.issuperset(pair) and not self._errors.issuperset(pair)
-            for n in acquisition.sizes_between(pair, inputs.multiple)
+            if not self.errors.issuperset(pair)
+            for n in sizes_between(pair, self.multiple)
+            if self.may_add(n)
         }
-        allowed = {n for n in between if inputs.accepts(n) and self.is_accepted(n, is_new=True)}
-        return sorted(known | (allowed - set(inputs.closed)))
+        return sorted(known | between)
+
+    @functools.cached_property
+    def favored(self) -> set[int] | None:
+        """Sizes that need not clearly beat their neighbors to be recommended; None: all."""
+        return {n for n, candidate in self.ladder.items() if is_favored(candidate)} if self.extends else None
+
+    @functools.cached_property
+    def errors(self) -> set[int]:
+        """Sizes that raised an error that is not about memory."""
+        return {n for n, status in self.failed.items() if status == "error"}
 
     def is_accepted(self, n: int, *, is_new: bool = False) -> bool:
         """
@@ -124,37 +109,127 @@ class SearchState:
 
         `is_new` is whether the search made up the size.
         """
-        if not self.inputs.extends:
-            return True
-        ran = [size for size in self.measured if size not in self.inputs.failed]
-        return is_likely(n, ran, self._errors, is_new=is_new)
+        ran = [size for size in self.measured if size not in self.failed]
+        return not self.extends or is_likely(n, ran, self.errors, is_new=is_new)
 
-    @functools.cached_property
-    def _errors(self) -> set[int]:
-        """Sizes that raised an error that is not about memory."""
-        return {n for n in self.inputs.failed if self.inputs.failed[n] == "error"}
-
-    @property
-    def posterior(self) -> CurvePosterior:
-        """The posterior of the log step cost at all sizes."""
-        if self._fitted.cost is None:
-            raise ValueError("nothing was measured")
-        return self._fitted.cost
+    def may_add(self, n: int) -> bool:
+        """Return whether a size that is no candidate may be measured."""
+        return self.extends and self.accepts(n) and n not in self.closed and self.is_accepted(n, is_new=True)
 
     def place(self, n: int) -> int:
         """Return the position of a size in `sizes`."""
         return int(np.searchsorted(self.sizes, n))
 
+    def trials(self, n: int) -> int:
+        """Return how many trials a size had."""
+        return count_trials(self.timings.get(n, ()))
+
+    def shuffled(self, sizes: Sequence[int]) -> list[int]:
+        """Return the sizes in a random order that depends on the seed and the number of timings."""
+        count = sum(map(len, self.measured.values()))
+        return [sizes[place] for place in default_rng((self.seed, count)).permutation(len(sizes))]
+
+    # --- seconds and the recommendation ---
+
+    @functools.cached_property
+    def fitted(self) -> Posterior:
+        """The posterior at all sizes, with the noise model of the run."""
+        return Posterior.of({n: taken for n, taken in self.timings.items() if taken}, self.goal, self.sizes)
+
+    @property
+    def posterior(self) -> CurvePosterior:
+        """The posterior of the log step cost at all sizes."""
+        if self.fitted.cost is None:
+            raise ValueError("nothing was measured")
+        return self.fitted.cost
+
+    @functools.cached_property
+    def seconds(self) -> Mapping[int, float]:
+        """Estimated seconds of a step at the usual host speed, of each measured size."""
+        return {n: float(self.step_seconds[self.place(n)]) for n in self.measured}
+
     @functools.cached_property
     def step_seconds(self) -> Array:
         """Expected seconds of a step of each of `sizes`."""
-        return np.exp((self._fitted.seconds or self.posterior).mean)
+        return np.exp((self.fitted.seconds or self.posterior).mean)
 
     @functools.cached_property
     def trial_seconds(self) -> Array:
         """Expected seconds of a trial of each of `sizes`."""
         pairs = zip(self.sizes, self.step_seconds, strict=True)
-        return np.array([self.inputs.trial_seconds(n, float(seconds)) for n, seconds in pairs])
+        return np.array([self.seconds_of_trial(n, float(seconds)) for n, seconds in pairs])
+
+    def affordable(self, n: int, share: float = 1.0) -> bool:
+        """Return whether a trial of a size is expected to take at most this share of `affordable_seconds`."""
+        return bool(self.trial_seconds[self.place(n)] <= share * self.affordable_seconds[self.place(n)])
+
+    @functools.cached_property
+    def affordable_seconds(self) -> Array:
+        """Seconds that a trial of each of `sizes` may take: the time left, or a share of it for much longer steps."""
+        return np.where(self.step_seconds > UNTRIED * max(self.seconds.values()), UNTRIED_SHARE, 1.0) * self.left
+
+    @functools.cached_property
+    def tolerance(self) -> float:
+        """Allowed loss, as a difference of logarithms."""
+        return -math.log(1 - max(self.goal.tolerance, LEAST_TOLERANCE))
+
+    def is_feasible(self, n: int) -> bool:
+        """Return whether a measured size may be recommended: it did not fail, and keeps the latency limit."""
+        return n not in self.failed and self.seconds[n] <= (self.goal.latency_limit or math.inf)
+
+    @functools.cached_property
+    def _best(self) -> tuple[int | None, int | None]:
+        feasible = [n for n in self.measured if self.is_feasible(n)]
+        best = self.fitted.recommend(feasible, self.favored) if feasible else None
+        return (best.batch_size, best.fastest) if best else (None, None)
+
+    @property
+    def recommended(self) -> int | None:
+        """The size to recommend now; None without one."""
+        return self._best[0]
+
+    @property
+    def fastest(self) -> int | None:
+        """The size with the best posterior mean of those that may be recommended; None without one."""
+        return self._best[1]
+
+    # --- probabilities and gains ---
+
+    @functools.cached_property
+    def most_seconds(self) -> float:
+        """The longest step of a size that may be recommended: by the latency limit, or by the lowest latency."""
+        limit = self.goal.latency_limit or math.inf
+        if self.goal.objective == "latency" and self.fastest is not None:
+            return min(limit, self.goal.allowed(self.seconds[self.fastest]))
+        return limit
+
+    @functools.cached_property
+    def run_probability(self) -> Array:
+        """Probability of each of `sizes` that it runs within `most_seconds`, regardless of the budget."""
+        far = math.log(self.most_seconds) - np.log(self.step_seconds)
+        sd = np.maximum(self.posterior.sd, LEAST_TOLERANCE)
+        keeps = [0.5 * math.erfc(-z / math.sqrt(2)) for z in far / sd]
+        for n, seconds in self.seconds.items():
+            keeps[self.place(n)] = float(n not in self.failed and seconds <= self.most_seconds)
+        return np.array(keeps) * [self._runs(n) for n in self.sizes]
+
+    def _runs(self, n: int) -> float:
+        """Return the probability that size `n` runs, by the sizes that ran and those that failed."""
+        top = max((size for size in self.measured if size not in self.failed), default=0)
+        above = sorted(size for size in self.failed if size > top)
+        if n in self.measured or n < top or not above:
+            return 1.0
+        if n < above[0]:
+            return (above[0] - n) / (above[0] - top)
+        probability = RUNS_BEYOND_ERROR ** sum(size < n for size in above if size in self.errors)
+        bounds = [size for size in above if size not in self.errors]
+        below = [size for size in bounds if size < n]
+        if not below:
+            return probability
+        if n < bounds[-1] or n <= TRIES_ON * below[-1] or "timeout" in map(self.failed.get, below):
+            return 0.0
+        apart = 1 + sum(high > TRIES_ON * low for low, high in itertools.pairwise(below))
+        return probability * RUNS_BEYOND**apart
 
     @functools.cached_property
     def feasibility(self) -> Array:
@@ -164,104 +239,82 @@ class SearchState:
         It is 0 for an unmeasured size whose trial the budget does not hold, and on a CPU for one that is not favored.
         """
         in_reach = self.trial_seconds <= self.affordable_seconds
-        if self.noise.is_paired and self.inputs.favored is not None:  # on a CPU only round sizes win
-            in_reach &= np.isin(self.sizes, list(self.inputs.favored))
+        if self.fitted.noise.is_paired and self.favored is not None:  # on a CPU only round sizes win
+            in_reach &= np.isin(self.sizes, list(self.favored))
         return np.where(in_reach | np.isin(self.sizes, list(self.measured)), self.run_probability, 0.0)
 
     @functools.cached_property
-    def run_probability(self) -> Array:
-        """Probability of each of `sizes` that it runs within the latency limit, regardless of the budget."""
-        top = max((n for n in self.measured if n not in self.inputs.failed), default=0)
-        return np.array([self._runs(n, top) * self._keeps_limit(place) for place, n in enumerate(self.sizes)])
+    def value(self) -> Array:
+        """Mean log of the objective at each of `sizes`, up to a constant: more is better."""
+        return -self.posterior.mean + (0.0 if self.goal.objective == "latency" else np.log(self.posterior.sizes))
 
     @functools.cached_property
-    def bounding_failures(self) -> set[int]:
-        """Sizes that ran out of memory or hung: larger sizes are expected to fail too."""
-        return set(self.inputs.failed) - self._errors
-
-    def _runs(self, n: int, top: int) -> float:
-        """Return the probability that size `n` runs, by the failed sizes and the largest size that ran (`top`)."""
-        if n in self.measured or n < top:
-            return 1.0
-        if any(top < size < n and status == "timeout" for size, status in self.inputs.failed.items()):
-            return 0.0  # each hang costs its whole deadline
-        last = top
-        errors = [size for size in self._errors if size > top]
-        probability = RUNS_BEYOND_ERROR ** len(errors)
-        if n < min(errors, default=n):
-            probability = (min(errors) - n) / (min(errors) - top)
-        for size in sorted(size for size in self.bounding_failures if size > top):
-            if size > n:
-                return (size - n) / (size - top) if last == top else 0.0
-            if size > TRIES_ON * last or last == top:  # sizes that bisection tried in between add no evidence
-                probability *= RUNS_BEYOND
-            last = size
-        return probability if n > TRIES_ON * last or last == top else 0.0
-
-    def _keeps_limit(self, place: int) -> float:
-        limit, n = self.goal.latency_limit, self.sizes[place]
-        if limit is None:
-            return 1.0
-        if n in self.measured:
-            return float(self.is_feasible(n))
-        far = (math.log(limit) - math.log(self.step_seconds[place])) / max(self.posterior.sd[place], LEAST_TOLERANCE)
-        return 0.5 * math.erfc(-far / math.sqrt(2))
-
-    @functools.cached_property
-    def acquisition_inputs(self) -> acquisition.AcquisitionInputs:
-        """Inputs of the acquisition functions; raises ValueError without a recommendation."""
+    def _base(self) -> int:
         if self.recommended is None:
             raise ValueError("no size is recommended yet: measure one that is within every limit first")
-        value = -self.posterior.mean
-        if self.goal.objective != "latency":
-            value = value + np.log(self.posterior.sizes)
-        return acquisition.AcquisitionInputs(
-            self.posterior, value, self.feasibility, self.place(self.recommended), self.tolerance
-        )
+        return self.place(self.recommended)
+
+    def draw_losses(self, probability: Array) -> Array:
+        """
+        Return random draws of the loss if the search stopped now; 0 where nothing would be lost.
+
+        A loss is the logarithm of the best value over that of the recommended size, less the tolerance.  `probability`
+        is that of each of `sizes` to run.
+        """
+        random, count = default_rng(0), len(self.value)  # the same draws each time: decisions are reproducible
+        root = np.linalg.cholesky(self.posterior.covariance + LEAST_VARIANCE * np.eye(count))
+        values = self.value[:, None] - root @ random.standard_normal((count, DRAWS))
+        ahead = values - values[self._base] - self.tolerance
+        ahead[random.random((count, DRAWS)) > probability[:, None]] = 0.0
+        lost: Array = np.maximum(ahead.max(axis=0), 0.0)
+        return lost
 
     @functools.cached_property
-    def losses(self) -> Array:
-        """
-        Random draws of the loss if the search stopped now, over the sizes that the budget allows to measure.
-
-        A loss is the logarithm of the best value over that of the recommended size, less the tolerance, and at least 0.
-        """
-        return acquisition.draw_losses(self.acquisition_inputs)
+    def expected_loss(self) -> float:
+        """Mean of the loss if the search stopped now, over the sizes that the budget allows to measure."""
+        return float(self.draw_losses(self.feasibility).mean())
 
     @functools.cached_property
-    def unbounded_losses(self) -> Array:
+    def could_gain(self) -> float:
+        """Share by which the recommendation may improve, at most, with a probability of 90 %, by any size."""
+        return float(np.expm1(np.quantile(self.draw_losses(self.run_probability), 0.9, method="higher")))
+
+    def knowledge_gradient(self, variance: float) -> Array:
         """
-        Random draws of the loss if the search stopped now, over all sizes, regardless of the time of a trial.
+        Return, by size, how much one trial is expected to improve the log objective of the recommended size.
 
-        A loss is the logarithm of the best value over that of the recommended size, less the tolerance, and at least 0.
+        The knowledge gradient with correlated beliefs (Frazier, Powell and Dayanik 2009).  A trial moves the posterior
+        of all similar sizes, and the best measured size is recommended.  `variance` is that of the log cost that a
+        trial measures.
         """
-        return acquisition.draw_losses(attrs.evolve(self.acquisition_inputs, feasibility=self.run_probability))
+        covariance = self.posterior.covariance
+        measured = np.array([n in self.measured and self.is_feasible(n) for n in self.sizes])
+        moved = covariance / np.sqrt(np.diag(covariance) + variance)  # (any size, size of the trial)
+        shift = moved - moved[self._base]
+        ahead = self.value - self.value[self._base] - self.tolerance
+        ahead[self._base] = 0.0
+        known = (ahead[measured, None] - shift[measured] * _OUTCOMES[:, None, None]).max(axis=1)  # (outcomes, trial)
+        own = ahead - np.diag(shift) * _OUTCOMES[:, None]
+        gain: Array = _WEIGHTS @ (np.maximum(known, own) - ahead[measured].max())
+        return np.maximum(gain, 0.0) * self.feasibility
 
-    def gain(self, n: int) -> float:
-        """Return log(value of the objective at size `n` / that at the fastest size)."""
-        fastest = self.fastest or n
-        return float(self.acquisition_inputs.value[self.place(n)] - self.acquisition_inputs.value[self.place(fastest)])
+    def ahead(self, n: int, other: int | None) -> tuple[float, float]:
+        """Return mean and standard deviation of log(value at size `n` / value at size `other`)."""
+        place, base = self.place(n), self.place(n if other is None else other)
+        return float(self.value[place] - self.value[base]), self.posterior.difference_sd(place, base)
 
-    def ahead(self, n: int) -> tuple[float, float]:
-        """Return mean and standard deviation of log(value at size `n` / value at the recommended size)."""
-        place, inputs = self.place(n), self.acquisition_inputs
-        mean = float(inputs.value[place] - inputs.value[inputs.recommended])
-        return mean, self.posterior.difference_sd(place, inputs.recommended)
 
-    def shuffled(self, sizes: Sequence[int]) -> list[int]:
-        """Return the sizes in a random order that depends on the seed and the number of timings."""
-        count = sum(map(len, self.measured.values()))
-        return [sizes[place] for place in default_rng((self.inputs.seed, count)).permutation(len(sizes))]
+def is_closed(low: int, high: int) -> bool:
+    """Return whether two sizes are so near to each other that no trial between them is worth it: within 1 % or 1."""
+    return high - low <= max(1, int(CLOSED * low))
 
-    def affordable(self, n: int, share: float = 1.0) -> bool:
-        """Return whether a trial of a size is expected to take at most this share of `affordable_seconds`."""
-        return bool(self.trial_seconds[self.place(n)] <= share * self.affordable_seconds[self.place(n)])
 
-    @functools.cached_property
-    def affordable_seconds(self) -> Array:
-        """Seconds that a trial of each of `sizes` may take: the time left, or a share of it for much longer steps."""
-        longest = max(self.seconds.values(), default=0.0)
-        return np.where(self.step_seconds > UNTRIED * longest, UNTRIED_SHARE, 1.0) * self.inputs.left
+def sizes_between(known: Iterable[int], multiple: int = 1) -> list[int]:
+    """Return up to three multiples between each pair of neighboring sizes, evenly spaced in their logarithm."""
+    pairs = [pair for pair in itertools.pairwise(sorted(known)) if not is_closed(*pair)]
+    parts = itertools.product(pairs, (0.25, 0.5, 0.75))
+    between = {(low, round(low * (high / low) ** part / multiple) * multiple, high) for (low, high), part in parts}
+    return sorted(size for low, size, high in between if low < size < high)
 
 
 def is_likely(n: int, ran: Collection[int], failed: Collection[int], *, is_new: bool = False) -> bool:
@@ -292,11 +345,8 @@ def is_likely(n: int, ran: Collection[int], failed: Collection[int], *, is_new: 
     multiple = math.lcm(*ran)
     if any(multiple % size == 0 for size in failed):
         return True
-    if is_new and multiple % _odd(n):
+    odd = n // (n & -n)
+    if is_new and multiple % odd:
         return False
     together = math.lcm(multiple, n)
     return all(together % size for size in failed)
-
-
-def _odd(n: int) -> int:
-    return n // (n & -n)

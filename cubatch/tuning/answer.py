@@ -19,8 +19,7 @@ from cubatch.measure import stopping
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate, Measured, Outcome, Timing
 from cubatch.search.noise import usable
-from cubatch.search.posterior import Posterior
-from cubatch.search.recommend import is_favored
+from cubatch.search.posterior import Posterior, is_favored
 from cubatch.tuning import explain
 from cubatch.tuning.decision import UNSEEN, Fate, decide
 from cubatch.tuning.notes import Note, sentence
@@ -66,8 +65,9 @@ def answer(
     """
     Return the tuning result: measurements, recommendation, limiting factor and reasons.
 
-    Only candidates with the status "ok" are recommended: see `search.recommend.recommend`. `tied_with` holds the sizes
-    whose difference from the fastest may be zero, by its 90 % interval. For `decided_by` see `decision.decide`.
+    Only candidates with the status "ok" are recommended: see `search.posterior.Posterior.recommend`. `tied_with` holds
+    the sizes whose difference from the fastest may be zero, by its 90 % interval. For `decided_by` see
+    `decision.decide`.
 
     Raises:
         NothingMeasured: If no candidate is "ok"; the message lists how they ended.
@@ -98,7 +98,7 @@ def answer(
     able = [
         m.batch_size
         for m in measurements
-        if m.status == "ok" and m.value(goal.objective) is not None and posterior.has_cost(m.batch_size)
+        if m.status == "ok" and m.value(goal.objective) is not None and posterior.cost_interval(m.batch_size)
     ]
     result = TuningResult(
         **header,

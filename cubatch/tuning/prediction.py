@@ -22,7 +22,7 @@ from cubatch.hardware.facts import Device
 from cubatch.measure import goal as goals
 from cubatch.measure.goal import Goal
 from cubatch.network.models import SpecLike
-from cubatch.search import bisection
+from cubatch.search.state import CLOSED, is_closed
 from cubatch.tuning import explain, step_memory
 from cubatch.tuning.decision import Fate, decide
 from cubatch.tuning.forecast_record import Forecast
@@ -207,9 +207,9 @@ def _at_latency_limit(
     if request.limits.batch_sizes is not None or last < 0 or last + 1 == len(sizes):
         return []
     low, high = sizes[last], sizes[last + 1]
-    if bisection.is_closed(low, high):
+    if is_closed(low, high):
         return []
-    inside = range(low, high + 1, max(1, int(bisection.CLOSED * low)))
+    inside = range(low, high + 1, max(1, int(CLOSED * low)))
     predicted = subject.steps(inside).sharpened.step.seconds
     top = max((n for n, took in zip(inside, predicted, strict=True) if took <= limit), default=low)
     return [n for n in (top, top + inside.step) if low < n < high]

@@ -272,8 +272,8 @@ class TuningResult(BatchSizeResult):
     Attributes:
         batch_size: The recommendation. Throughput or energy: the smallest size whose posterior mean is at least
             (1 - tolerance) times the best. Latency: the largest within (1 + tolerance) times the lowest. See
-            `search.recommend.recommend`. None without a recommendation: the step or an input did not grow with the
-            batch, nothing could be compared, or nothing was measured yet.
+            `search.posterior.Posterior.recommend`. None without a recommendation: the step or an input did not grow
+            with the batch, nothing could be compared, or nothing was measured yet.
         fastest_batch_size: The size with the best posterior mean of the objective.
         loader: The rate of the data loader, see `LoaderRate`; None if none was given. `decided_by` is "loader" if it
             is the bottleneck, so that larger batches gain nothing.

@@ -114,13 +114,13 @@ class _Session:
             self._exclusive(),
             progress.shown(self.request.progress) as show,
         ):
-            measured = loop.measure(
-                self.subject.runner_factory(ladder, limits), ladder.candidates, goal=self.request.goal,
+            measured = loop.Search(
+                factory=self.subject.runner_factory(ladder, limits), ladder=ladder.candidates, goal=self.request.goal,
                 earlier=run.earlier, keeper=recorder, budget=limits.budget, seed=limits.seed, rounds=limits.sweeps,
                 progress=show,
                 extend=None if limits.batch_sizes else functools.partial(self.subject.candidate, ladder),
                 multiple=self._multiple, accepts=limits.accepts, current=limits.current, on_host=device.kind == "cpu",
-            )  # fmt: skip
+            ).run()  # fmt: skip
         run.finish()
         return measured
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from cubatch.measure.goal import Goal
-from cubatch.measure.records import PER_TRIAL, Timing
-from cubatch.search.state import SearchInputs, SearchState
+from cubatch.measure.records import PER_TRIAL, Candidate, Timing
+from cubatch.search.state import SearchState
 
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 WIGGLE = (1.0, 1.001, 0.999, 1.002, 0.998)  # five readings about their median
@@ -37,28 +37,26 @@ def view(
     failed: Iterable[int] | Mapping[int, str] = (),
     closed: Iterable[int] = (),
     left: float = 60.0,
+    model: Mapping[int, float] | None = None,
     **more: Any,
 ) -> SearchState:
-    """Look at a situation: what was read, each size in two visits, and else a minute and no model."""
-    goal = goal or Goal()
+    """Look at a situation: what was read, each size in two visits, and else a minute and no model; all are favored."""
+    goal, model = goal or Goal(), model or {}
     count = (lambda n: visits) if isinstance(visits, int) else (lambda n: visits.get(n, 2))
     found = {n: one if isinstance(one, Sequence) else record(n, float(one), visits=count(n)) for n, one in read.items()}
     sizes = sorted({*ladder, *found, *failed})
     facts: dict[str, Any] = {
-        "model": None,
-        "trial_seconds": lambda n, step: 10 * step,
+        "seconds_of_trial": lambda n, step: 10 * step,
         "budget": 60.0,
         "extends": True,
         "requested": [] if more.get("extends", True) else sizes,
     }
     return SearchState(
-        SearchInputs(
-            goal=goal,
-            ladder=sizes,
-            timings={n: found.get(n, []) for n in sizes},
-            closed={*closed, *failed},
-            failed=failed if isinstance(failed, Mapping) else dict.fromkeys(failed, "out_of_memory"),
-            left=left,
-            **facts | more,
-        )
+        goal=goal,
+        ladder={n: Candidate(n, reasons=("asked for",), predicted_seconds=model.get(n)) for n in sizes},
+        timings={n: found.get(n, []) for n in sizes},
+        closed={*closed, *failed},
+        failed=failed if isinstance(failed, Mapping) else dict.fromkeys(failed, "out_of_memory"),
+        left=left,
+        **facts | more,
     )

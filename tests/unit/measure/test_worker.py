@@ -456,13 +456,13 @@ def test_measure_goes_on_after_each_way_to_fail(monkeypatch):
     monkeypatch.setattr(remote, "oom_kills", lambda: None)
     habits = {"2": "kill", "4": "crash", "8": "memory error"}
     before = children()
-    measured = loop.measure(
-        functools.partial(RemoteRunner, fake(habits)),
-        [Candidate(n) for n in (1, 2, 4, 8, 16)],
+    measured = loop.Search(
+        factory=functools.partial(RemoteRunner, fake(habits)),
+        ladder=[Candidate(n) for n in (1, 2, 4, 8, 16)],
         goal=Goal(),
         budget=120.0,
         seed=0,
-    )
+    ).run()
     statuses = {outcome.batch_size: outcome.status for outcome in measured.outcomes}
     assert statuses == {1: "ok", 2: "out_of_memory", 4: "error", 8: "out_of_memory", 16: "ok"}
     assert {timing.seconds for timing in measured.timings} == {0.1 + 0.2, (0.1 + 0.2) * 16}

@@ -118,12 +118,12 @@ def test_an_interrupt_does_not_end_a_worker(start):
 @pytest.mark.parametrize("at", ["prepare", "step"])
 def test_a_fault_that_stays_in_the_process_ends_with_it(at):
     """After an illegal access every call of that context fails: the size is an error, the others have a new worker."""
-    measured = loop.measure(
-        functools.partial(RemoteRunner, fake({"4": "sticky"}, at)),
-        [Candidate(n) for n in (1, 4, 16)],
+    measured = loop.Search(
+        factory=functools.partial(RemoteRunner, fake({"4": "sticky"}, at)),
+        ladder=[Candidate(n) for n in (1, 4, 16)],
         goal=Goal(),
         budget=600.0,
         seed=0,
-    )
+    ).run()
     statuses = {outcome.batch_size: outcome.status for outcome in measured.outcomes}
     assert statuses == {1: "ok", 4: "error", 16: "ok"}

@@ -6,7 +6,7 @@ from typing import Any
 
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate, Measured
-from cubatch.search.loop import measure
+from cubatch.search.loop import Search
 from tests.fakes import Curve, FakeDevice, FakeRunner
 from tests.unit.situations import POWERS
 
@@ -33,5 +33,6 @@ def go(device: FakeDevice, sizes: tuple[int, ...] = POWERS, **more: Any) -> tupl
 
     model: Curve = more.pop("model", lambda n: None)
     arguments: dict[str, Any] = {"goal": Goal(), "budget": 60.0, "seed": 0, "extend": Candidate}
-    found = measure(open_session, [Candidate(n, predicted_seconds=model(n)) for n in sizes], **arguments | more)
+    ladder = [Candidate(n, predicted_seconds=model(n)) for n in sizes]
+    found = Search(factory=open_session, ladder=ladder, **arguments | more).run()
     return opened[0], found

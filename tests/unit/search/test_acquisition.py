@@ -4,15 +4,45 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 
+import attrs
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import assume, given, strategies as st
 
-from cubatch.search import acquisition
+from cubatch.search import state
 from cubatch.search.curve_posterior import CurvePosterior
+from cubatch.search.state import SearchState
 
 SIZES = (8, 16, 24, 32)
+
+
+@attrs.frozen(eq=False)
+class Field:
+    """What the value of a trial depends on; costs are what is not gained."""
+
+    value: np.ndarray
+    posterior: CurvePosterior
+    feasibility: np.ndarray
+    tolerance: float
+    recommended: int
+    measured: set[int]
+
+    _base = property(lambda self: self.recommended)
+    sizes = property(lambda self: list(range(len(self.value))))
+
+    def is_feasible(self, n: int) -> bool:
+        """All that were measured keep the limits."""
+        return n in self.measured
+
+    def losses(self) -> np.ndarray:
+        """Draws of the loss."""
+        return SearchState.draw_losses(self, self.feasibility)
+
+    def gains(self, variance: float) -> np.ndarray:
+        """The knowledge gradient."""
+        return SearchState.knowledge_gradient(self, variance)
 
 
 def field_of(
@@ -22,11 +52,12 @@ def field_of(
     answer: int = 0,
     tolerance: float = 0.0,
     allowed: list[float] | None = None,
-) -> acquisition.AcquisitionInputs:
-    """A field of the first sizes; costs are what is not gained."""
+    visited: Iterable[int] = (),
+) -> Field:
+    """A field of the first sizes, of which the answer and others were visited."""
     count = len(value)
     belief = CurvePosterior(np.array(SIZES[:count]), -np.array(value), np.array(covariance, dtype=float))
-    return acquisition.AcquisitionInputs(belief, np.array(value), np.array(allowed or [1.0] * count), answer, tolerance)
+    return Field(np.array(value), belief, np.array(allowed or [1.0] * count), tolerance, answer, {answer, *visited})
 
 
 COVARIANCE = np.array([
@@ -53,8 +84,8 @@ def test_the_mean_loss_of_two_sizes_is_that_of_the_formula() -> None:
     """
     field = field_of(VALUE[:2], COVARIANCE[:2, :2], tolerance=0.01)
     sd = math.sqrt(0.010 + 0.040 - 2 * 0.006)
-    lost = acquisition.draw_losses(field)
-    assert lost.shape == (acquisition.DRAWS,)
+    lost = field.losses()
+    assert lost.shape == (state.DRAWS,)
     assert lost.min() >= 0
     assert lost.mean() == pytest.approx(sd * mean_above((0.01 - 0.05) / sd), abs=4 * lost.std() / 16)
 
@@ -68,7 +99,7 @@ def test_the_mean_loss_of_four_sizes_is_that_of_many_draws() -> None:
     ahead = values - values[:, [answer]] - tolerance
     ahead = np.where(random.random(ahead.shape) < np.array(allowed), ahead, 0.0)
     expected = np.maximum(ahead, 0).max(axis=1).mean()
-    lost = acquisition.draw_losses(field)
+    lost = field.losses()
     assert lost.mean() == pytest.approx(expected, abs=4 * lost.std() / 16)
 
 
@@ -82,16 +113,15 @@ def test_nothing_is_lost_where_nothing_can_be_gained(
 ) -> None:
     """A size ten deviations behind, one that does not run, and a lead that may be given up cost nothing."""
     field = field_of(value, COVARIANCE[:2, :2], allowed=allowed, tolerance=tolerance)
-    assert acquisition.draw_losses(field).max() == 0
-    visited = np.array([True, False])
-    assert acquisition.knowledge_gradient(field, np.full(2, 0.001), visited).max() == pytest.approx(0, abs=1e-12)
+    assert field.losses().max() == 0
+    assert field.gains(0.001).max() == pytest.approx(0, abs=1e-12)
 
 
 def test_losses_repeat_themselves_and_stand_a_belief_without_doubt() -> None:
     """The same field gives the same draws; a covariance of zero has a root too, and the loss is the lead itself."""
     field = field_of(VALUE, COVARIANCE)
-    assert acquisition.draw_losses(field).tolist() == acquisition.draw_losses(field).tolist()
-    known = acquisition.draw_losses(field_of([0.0, 0.05], np.zeros((2, 2)), tolerance=0.02))
+    assert field.losses().tolist() == field.losses().tolist()
+    known = field_of([0.0, 0.05], np.zeros((2, 2)), tolerance=0.02).losses()
     assert known == pytest.approx(0.05 - 0.02, abs=1e-4)  # the jitter's root is 1e-5
 
 
@@ -99,7 +129,7 @@ def test_losses_repeat_themselves_and_stand_a_belief_without_doubt() -> None:
 
 
 def knowledge_gradient(
-    field: acquisition.AcquisitionInputs, at: int, variance: float, visited: list[int], draws: int = 100_000
+    field: Field, at: int, variance: float, visited: list[int], draws: int = 100_000
 ) -> tuple[float, float]:
     """What the answer gains by one reading of a size, and its standard error, by drawing readings and updating beliefs.
 
@@ -129,19 +159,16 @@ def test_learning_is_the_knowledge_gradient(tolerance: float, visited: list[int]
     Nine outcomes stand for all of them: within 6 % or a thousandth, beside four standard errors of the draws.
     """
     visited = sorted({*visited, answer})
-    field = field_of(VALUE, COVARIANCE, answer=answer, tolerance=tolerance)
-    variance = np.array([0.001, 0.002, 0.03, 0.01])
-    gains = acquisition.knowledge_gradient(field, variance, np.isin(range(4), visited))
-    for at in range(4):
-        expected, error = knowledge_gradient(field, at, variance[at], visited)
-        assert gains[at] == pytest.approx(expected, abs=0.06 * expected + 0.001 + 4 * error)
+    field = field_of(VALUE, COVARIANCE, answer=answer, tolerance=tolerance, visited=visited)
+    for at, variance in enumerate((0.001, 0.002, 0.03, 0.01)):
+        expected, error = knowledge_gradient(field, at, variance, visited)
+        assert field.gains(variance)[at] == pytest.approx(expected, abs=0.06 * expected + 0.001 + 4 * error)
 
 
 def test_learning_counts_only_what_may_run() -> None:
     """What a visit wins is won with the probability that the size runs."""
-    visited, variance = np.array([True, False, False, False]), np.full(4, 0.01)
-    whole = acquisition.knowledge_gradient(field_of(VALUE, COVARIANCE), variance, visited)
-    part = acquisition.knowledge_gradient(field_of(VALUE, COVARIANCE, allowed=[1.0, 0.5, 0.25, 0.0]), variance, visited)
+    whole = field_of(VALUE, COVARIANCE).gains(0.01)
+    part = field_of(VALUE, COVARIANCE, allowed=[1.0, 0.5, 0.25, 0.0]).gains(0.01)
     assert part == pytest.approx(whole * [1.0, 0.5, 0.25, 0.0])
 
 
@@ -156,14 +183,21 @@ def test_learning_wins_nothing_less_than_nothing(value: list[float], root: list[
     Both hold of the nine outcomes as they do of all, for what is won is convex in what moves the beliefs.
     """
     half = np.array(root).reshape(4, 4)
-    field = field_of(value, half @ half.T + 0.01 * np.eye(4))
-    seen = np.array([True, *visited[1:]])
-    clear, noisy = (acquisition.knowledge_gradient(field, np.full(4, variance), seen) for variance in (0.001, 1.0))
+    seen = [place for place, is_seen in enumerate(visited) if is_seen]
+    field = field_of(value, half @ half.T + 0.01 * np.eye(4), visited=seen)
+    clear, noisy = field.gains(0.001), field.gains(1.0)
     assert clear.min() >= 0
     assert np.all(noisy <= clear + 1e-12)
 
 
-# --- scouts and sizes_between -------------------------------------------------------------------------------------
+# --- sizes_between -------------------------------------------------------------------------------------------
+
+
+@given(low=st.integers(1, 10**6), high=st.integers(1, 10**6))
+def test_a_gap_is_closed_within_one_percent_or_one(low: int, high: int) -> None:
+    """The two sides lie 1 apart, or as near as a hundredth of the smaller."""
+    assume(low < high)
+    assert state.is_closed(low, high) == (high - low == 1 or 100 * (high - low) <= low)
 
 
 @given(
@@ -171,8 +205,8 @@ def test_learning_wins_nothing_less_than_nothing(value: list[float], root: list[
     multiple=st.sampled_from([1, 2, 8, 32]),
 )
 def test_openings_lie_strictly_between_and_are_multiples(known: list[int], multiple: int) -> None:
-    """At most three to a gap, new, and none in a gap of a percent."""
-    found = acquisition.sizes_between(known, multiple)
+    """At most three to a gap, new, and none in a gap that is closed."""
+    found = state.sizes_between(known, multiple)
     assert found == sorted(set(found))
     ranked = sorted(known)
     assert all(n % multiple == 0 and ranked[0] < n < ranked[-1] for n in found)
@@ -180,12 +214,12 @@ def test_openings_lie_strictly_between_and_are_multiples(known: list[int], multi
     for low, high in itertools.pairwise(ranked):
         inside = [n for n in found if low < n < high]
         assert len(inside) <= 3
-        assert not inside or high > 1.01 * low
+        assert not inside or not state.is_closed(low, high)
 
 
 def test_openings_divide_a_gap_evenly_in_its_logarithm() -> None:
     """From 100 to 1600, a factor of 16, each step is one of 2; a gap of exactly a percent has none."""
-    assert acquisition.sizes_between([1600, 100]) == [200, 400, 800]
-    assert acquisition.sizes_between([100, 101]) == acquisition.sizes_between([1000, 1010]) == []
-    assert acquisition.sizes_between([1000, 1011]) == [1003, 1005, 1008]
-    assert acquisition.sizes_between([100, 1600], 64) == [192, 384, 768]
+    assert state.sizes_between([1600, 100]) == [200, 400, 800]
+    assert state.sizes_between([100, 101]) == state.sizes_between([1000, 1010]) == []
+    assert state.sizes_between([1000, 1011]) == [1003, 1005, 1008]
+    assert state.sizes_between([100, 1600], 64) == [192, 384, 768]

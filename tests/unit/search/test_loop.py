@@ -239,14 +239,14 @@ def test_nothing_is_imported_while_measuring() -> None:
     """Some modules swallow a Ctrl-C that comes while they are imported, as numpy.random does: measuring would go on."""
     script = """
         import sys
-        from cubatch.search.loop import Candidate, Goal, measure
+        from cubatch.search.loop import Candidate, Goal, Search
         from tests.fakes import FakeDevice, affine
 
         before = set(sys.modules)
-        measured = measure(
-            FakeDevice(affine(1e-3, 1e-5)), [Candidate(1), Candidate(2), Candidate(64)], goal=Goal(), budget=60.0,
-            seed=0, extend=Candidate, progress=lambda event: None,
-        )
+        measured = Search(
+            factory=FakeDevice(affine(1e-3, 1e-5)), ladder=[Candidate(1), Candidate(2), Candidate(64)], goal=Goal(),
+            budget=60.0, seed=0, extend=Candidate, progress=lambda event: None,
+        ).run()
         print(len(measured.timings) > 2, sorted(set(sys.modules) - before))
     """
     command = [sys.executable, "-c", textwrap.dedent(script)]

@@ -142,12 +142,12 @@ def test_a_peak_at_a_size_of_the_ladder_is_found_and_confirmed(seed: int) -> Non
 
 @pytest.mark.parametrize("index", range(12 if THOROUGH else 6))
 def test_no_answer_rests_on_a_single_trial_while_budget_is_left(index: int) -> None:
-    """On hosts as drawn for the benchmark the recommended size has two trials and five timings within the minute."""
+    """On hosts as drawn for the benchmark the recommended size has two trials and four timings within the minute."""
     where = Host.draw(7, index, spread=0.05)
     measured, result = search(functools.partial(Session, where, index), where)
     assert measured.seconds_spent < 55
     assert len(by_trial(measured.of(result.batch_size))) >= 2
-    assert len(measured.of(result.batch_size)) >= 5
+    assert len(measured.of(result.batch_size)) >= 4
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -10,8 +10,8 @@ import pytest
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate, Timing
 from cubatch.search.curve_posterior import CurvePosterior
-from cubatch.search.posterior import Posterior
-from cubatch.search.recommend import is_favored, is_round, recommend
+from cubatch.search.noise import Noise
+from cubatch.search.posterior import Posterior, Recommendation, is_favored, is_round
 
 LATENCY = Goal(objective="latency", tolerance=0.05)
 
@@ -21,6 +21,13 @@ def posterior(rates: dict[int, float], sd: float = 1e-6) -> CurvePosterior:
     sizes = np.array(sorted(rates))
     mean = np.array([math.log(n / rates[n]) for n in sizes])
     return CurvePosterior(sizes, mean, sd**2 * np.eye(len(sizes)))
+
+
+def recommend(
+    curve: CurvePosterior, feasible: list[int], goal: Goal, favored: set[int] | None = None
+) -> Recommendation:
+    """Return the recommendation from a posterior of the cost."""
+    return Posterior(goal, Noise(0.01, 0.01), curve, curve).recommend(feasible, favored)
 
 
 # --- which sizes ---------------------------------------------------------------------------------------------

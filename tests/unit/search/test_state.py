@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ def test_sizes_over_the_latency_limit_are_no_answer() -> None:
     nothing = view({300: 3.0}, goal=Goal(latency_limit=2.5), ladder=[])
     assert (nothing.recommended, nothing.fastest) == (None, None)
     with pytest.raises(ValueError, match="no size is recommended"):
-        nothing.acquisition_inputs  # noqa: B018
+        nothing.expected_loss  # noqa: B018
 
 
 def test_a_size_that_was_read_and_then_ran_out_of_memory_is_no_answer() -> None:
@@ -73,20 +74,20 @@ def test_between_what_ran_and_what_failed_it_is_a_matter_of_distance() -> None:
     assert (found[640], found[768], found[896]) == pytest.approx((0.75, 0.5, 0.25))
 
 
-def test_beyond_what_ran_out_of_memory_a_size_must_be_half_as_large_again() -> None:
+def test_beyond_each_failure_a_size_runs_less_often() -> None:
     """
     After 512 ran and 800 failed, 1200 is too near to be tried, 1201 runs with a quarter; after 1300 failed too with
     a sixteenth beyond 1950, and between the two that failed none runs. What bisection tried says nothing new.
     """
-    sizes = [600, 900, 1000, 1200, 1201, 1950, 1951]
-    found = probabilities(view(along(line, 1, 512), ladder=sizes, failed=[800], extends=False))
-    assert found[1200] == 0.0
-    assert (found[1201], found[1951]) == (0.25, 0.25)
-    found = probabilities(view(along(line, 1, 512), ladder=sizes, failed=[800, 1300], extends=False))
-    assert (found[900], found[1000], found[1201], found[1950]) == (0, 0, 0, 0)
-    assert found[1951] == 1 / 16
-    found = probabilities(view(along(line, 1, 512), ladder=sizes, failed=[700, 800], extends=False))
+    more: dict[str, Any] = {"ladder": [600, 900, 1000, 1200, 1201, 1950, 1951], "extends": False}
+    found = probabilities(view(along(line, 1, 512), failed=[800], **more))
+    assert (found[600], found[1200], found[1201]) == (pytest.approx(200 / 288), 0.0, 0.25)
+    found = probabilities(view(along(line, 1, 512), failed=[800, 1300], **more))
+    assert (found[900], found[1201], found[1950], found[1951]) == (0.0, 0.0, 0.0, 1 / 16)
+    found = probabilities(view(along(line, 1, 512), failed=[700, 800], **more))
     assert found[1201] == 0.25
+    found = probabilities(view(along(line, 1, 512), failed={800: "timeout"}, **more))
+    assert found[1951] == 0.0
 
 
 def test_a_size_runs_as_likely_as_it_keeps_the_latency_limit() -> None:
@@ -121,12 +122,12 @@ def test_the_tolerance_is_a_logarithm_and_never_below_what_repeats(tolerance: fl
 
 
 def test_the_field_is_worth_what_the_goal_says() -> None:
-    """Samples per second rise with the size, by latency a step alone counts; the fastest is what gains compare with."""
+    """Samples per second rise with the size, by latency a step alone counts."""
     read = along(line, 1, 8, 64, 512)
     found = view(read)
-    assert found.gain(64) == pytest.approx(math.log(64 / line(64) * line(512) / 512), abs=0.01)
-    assert found.gain(512) == 0.0
-    assert found.sizes[found.acquisition_inputs.recommended] == 512
+    assert found.ahead(64, 512)[0] == pytest.approx(math.log(64 / line(64) * line(512) / 512), abs=0.01)
+    assert found.ahead(512, found.fastest) == (0.0, pytest.approx(0.0, abs=1e-4))
+    assert found.recommended == 512
     latency = view(read, goal=Goal(objective="latency"))
-    assert latency.gain(64) == pytest.approx(math.log(line(1) / line(64)), abs=0.01)
-    assert found.losses.tolist() == view(read).losses.tolist()
+    assert latency.ahead(64, 1)[0] == pytest.approx(math.log(line(1) / line(64)), abs=0.01)
+    assert found.expected_loss == view(read).expected_loss

@@ -1,16 +1,15 @@
-"""The rules that look closer where the answer may lie: learn, fill_gaps and confirm."""
+"""The rules that look closer where the answer may lie: learn and confirm."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import attrs
-import numpy as np
 import pytest
 
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Timing
-from cubatch.search import acquisition, trial_rules
+from cubatch.search import trial_rules
 from tests.fakes import FakeDevice, affine, cliff
 from tests.unit.search.searching import LATENCY, go, line
 from tests.unit.search.walking import seek, share_of_best
@@ -19,7 +18,7 @@ from tests.unit.situations import POWERS, record, view
 # --- learn ---------------------------------------------------------------------------------------------------
 
 
-CHEAP: dict[str, Any] = {"ladder": (*POWERS, 1024), "trial_seconds": lambda n, step: step}
+CHEAP: dict[str, Any] = {"ladder": (*POWERS, 1024), "seconds_of_trial": lambda n, step: step}
 
 
 def rising() -> dict[int, float | list[Timing]]:
@@ -30,11 +29,7 @@ def rising() -> dict[int, float | list[Timing]]:
 def test_learn_visits_what_promises_most_for_its_seconds() -> None:
     """The same gains per second, worked out by hand from what the race says of each size."""
     found = view(rising(), **CHEAP)
-    gains = acquisition.knowledge_gradient(
-        found.acquisition_inputs,
-        np.full(len(found.sizes), found.noise.variance(5)),
-        np.isin(found.sizes, [1, 8, 64, 512]),
-    )
+    gains = found.knowledge_gradient(found.fitted.noise.variance(5))
     rates = {n: gain / step for n, gain, step in zip(found.sizes, gains, found.step_seconds, strict=True)}
     best = max(rates, key=rates.__getitem__)
     assert best not in found.measured
@@ -65,11 +60,12 @@ def test_learn_leaves_time_for_a_second_trial_of_the_recommended_size() -> None:
 def test_learn_on_a_cpu_ends_at_a_larger_expected_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loss between the two thresholds ends it with paired timings only."""
     state = view(rising(), **CHEAP)
-    loss = float(state.losses.mean()) / state.tolerance
+    loss = state.expected_loss / state.tolerance
     assert trial_rules.KNOWN < trial_rules.HOST_KNOWN < loss
     monkeypatch.setattr(trial_rules, "HOST_KNOWN", 1.01 * loss)
     assert trial_rules.learn(state) != []
-    state.noise = attrs.evolve(state.noise, reference_batch_size=1)
+    noise = attrs.evolve(state.fitted.noise, reference_batch_size=1)
+    state.__dict__["fitted"] = attrs.evolve(state.fitted, noise=noise)
     assert trial_rules.learn(state) == []
 
 
@@ -77,7 +73,7 @@ def test_learn_ends_where_the_answer_is_known() -> None:
     """A tolerance of 60 % leaves nothing to win, nor one of 6 % where trials cost nothing."""
     assert trial_rules.learn(view(rising(), **CHEAP)) != []
     assert trial_rules.learn(view(rising(), **CHEAP, goal=Goal(tolerance=0.6))) == []
-    free: dict[str, Any] = CHEAP | {"trial_seconds": lambda n, step: 1e-6}
+    free: dict[str, Any] = CHEAP | {"seconds_of_trial": lambda n, step: 1e-6}
     assert trial_rules.learn(view(rising(), **free, goal=Goal(tolerance=0.06))) == []
     assert trial_rules.learn(view({1: 9.0}, goal=Goal(latency_limit=1.0))) == []
     assert trial_rules.learn(view(rising(), **CHEAP, goal=LATENCY)) == []
@@ -85,7 +81,7 @@ def test_learn_ends_where_the_answer_is_known() -> None:
 
 def test_learn_ends_where_a_visit_is_not_worth_its_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trials that take a hundred thousand times as long win the same: not worth it, unless much more may be lost."""
-    dear: dict[str, Any] = {"ladder": (*POWERS, 1024), "trial_seconds": lambda n, step: 1e5 * step, "left": 1e9}
+    dear: dict[str, Any] = {"ladder": (*POWERS, 1024), "seconds_of_trial": lambda n, step: 1e5 * step, "left": 1e9}
     assert trial_rules.learn(view(rising(), **dear)) != []
     monkeypatch.setattr(trial_rules, "MUCH", 1e9)
     assert trial_rules.learn(view(rising(), **dear)) == []
@@ -105,7 +101,7 @@ NOISY: dict[str, Any] = {
     "ladder": [],
     "extends": False,
     "goal": Goal(tolerance=0.0),
-    "trial_seconds": lambda n, step: 1e-3,
+    "seconds_of_trial": lambda n, step: 1e-3,
 }
 
 
@@ -154,19 +150,13 @@ def test_a_cliff_is_found() -> None:
 def test_confirm_names_the_answer_until_it_has_two_trials() -> None:
     """256 is within the tolerance of 512 and is named alone, unless it is closed or too expensive."""
     once = {64: record(64, [[0.08] * 5]), 256: record(256, [[0.257] * 5]), 512: record(512, [[0.512] * 5])}
-    cheap: dict[str, Any] = {"trial_seconds": lambda n, step: 0.1, "ladder": []}
+    cheap: dict[str, Any] = {"seconds_of_trial": lambda n, step: 0.1, "ladder": []}
     assert trial_rules.confirm(view(once, **cheap)) == [256]
     assert trial_rules.confirm(view(once, **cheap, closed=[256])) == []
     assert trial_rules.confirm(view(once, **cheap, left=0.09)) == []
+    assert trial_rules.confirm(view(once, **cheap, requested=[64])) == [256]
+    half = once | {256: record(256, [[0.257] * 5] * 2)}
+    assert trial_rules.confirm(view(half, **cheap, requested=[64])) == [64]
     twice = {n: record(n, [[seconds] * 5] * 2) for n, seconds in ((64, 0.08), (256, 0.257), (512, 0.512))}
     assert trial_rules.confirm(view(twice, **cheap)) == []
     assert trial_rules.confirm(view({1: 9.0}, goal=Goal(latency_limit=1.0), **cheap)) == []
-
-
-@pytest.mark.parametrize(("trials", "each", "wanted"), [(1, 9, 1), (2, 2, 1), (1, 2, 3), (2, 3, 0), (6, 1, 0)])
-def test_confirm_asks_for_five_timings_in_two_trials_or_six_trials(trials: int, each: int, wanted: int) -> None:
-    """An interval needs five timings; more than six trials would not narrow it."""
-    found = view({8: record(8, 0.8, visits=2), 512: record(512, [[0.6] * each] * trials)}, ladder=[])
-    assert (found.recommended, found.fastest) == (512, 512)
-    assert trial_rules.timings_wanted(found, 512) == wanted
-    assert trial_rules.timings_wanted(found, 8) == 0

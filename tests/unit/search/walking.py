@@ -11,7 +11,7 @@ import attrs
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate, Measured, Outcome
 from cubatch.search.events import Event
-from cubatch.search.loop import measure
+from cubatch.search.loop import Search
 from cubatch.tuning import answer, ladder
 from cubatch.tuning.limits import Limits
 from cubatch.tuning.results import TuningResult
@@ -30,7 +30,7 @@ def given(*sizes: int, over: Iterable[int] = ()) -> list[Candidate]:
 def go(device: Callable[[], FakeRunner], candidates: Sequence[Candidate], **more: Any) -> Measured:
     """Measure a ladder to which no size is added, with a goal, a budget and a seed unless told otherwise."""
     arguments: dict[str, Any] = {"goal": Goal(), "budget": 60.0, "seed": 0}
-    return measure(device, candidates, **arguments | more)
+    return Search(factory=device, ladder=candidates, **arguments | more).run()
 
 
 def seek(

@@ -49,19 +49,19 @@ def gpu(monkeypatch):
         found = attrs.evolve(probe.device(slug), live=True, uuid=f"GPU-{slug}")
         monkeypatch.setattr(probe, "resolve", lambda *_, **__: found)
 
-    local = loop.measure
+    local = loop.Search.run
 
-    def measure(factory, steps, *, keeper, **options):
-        if not isinstance(factory, functools.partial):  # in this process, as on a CPU
-            return local(factory, steps, keeper=keeper, **options)
-        asked.append(factory.args[0].arguments)
-        for step in steps:
+    def run(search):
+        if not isinstance(search.factory, functools.partial):  # in this process, as on a CPU
+            return local(search)
+        asked.append(search.factory.args[0].arguments)
+        for step in search.ladder:
             for number in range(2):
-                keeper.timing(Timing(batch_size=step.batch_size, round=number, seconds=1e-3))
-            keeper.outcome(Outcome(step.batch_size, "ok"))
-        return keeper.measured
+                search.keeper.timing(Timing(batch_size=step.batch_size, round=number, seconds=1e-3))
+            search.keeper.outcome(Outcome(step.batch_size, "ok"))
+        return search.keeper.measured
 
-    monkeypatch.setattr(loop, "measure", measure)
+    monkeypatch.setattr(loop.Search, "run", run)
     here.asked = asked
     return here
 
@@ -131,10 +131,8 @@ def test_the_result_says_how_steps_were_launched(gpu, monkeypatch, refusal, said
     """As the runner told before it was closed: in the environment, and in a sentence where graphs were refused."""
     gpu("a100-sxm4-80gb")
     launch = {"launches": 20, "graph": refusal is None, "refusal": refusal}
-    measure = loop.measure
-    monkeypatch.setattr(
-        loop, "measure", lambda *given, **options: attrs.evolve(measure(*given, **options), launch=launch)
-    )
+    run = loop.Search.run
+    monkeypatch.setattr(loop.Search, "run", lambda search: attrs.evolve(run(search), launch=launch))
     result = autotune("mlp", batch_sizes=[8], store=False)
     assert result.environment["launch"] == launch
     assert sum("20 kernels" in reason and "a planted one" in reason for reason in result.reasons) == said
@@ -164,22 +162,22 @@ def test_refresh_forgets_once_which_kernels_won_on_this_gpu(gpu, tmp_path, monke
     kept, seen = tmp_path / "store-kernels.sqlite3", []
     monkeypatch.setattr(sqlite_file, "default_path", lambda: tmp_path / "store.sqlite3")
     gpu("v100-sxm2-16gb")
-    measure = loop.measure
+    run = loop.Search.run
 
-    def restarting(factory, steps, **options):
-        assert factory.args[0].arguments["winners"] == str(kept)
+    def restarting(search):
+        assert search.factory.args[0].arguments["winners"] == str(kept)
         for _ in range(2):  # the first worker dies after it has timed
             found = winners_of(kept, "v100-sxm2-16gb")
             seen.append(found.get("product"))
             found.put("product", "timed", {"timed": 1e-3})
-        return measure(factory, steps, **options)
+        return run(search)
 
-    monkeypatch.setattr(loop, "measure", restarting)
+    monkeypatch.setattr(loop.Search, "run", restarting)
     for slug in ("v100-sxm2-16gb", "t4"):
         winners_of(kept, slug).put("product", "before", {"before": 2e-3})
     for store, mode in ((True, "inference"), ("refresh", "inference"), (True, "training"), (False, "inference")):
         if store is False:
-            monkeypatch.setattr(loop, "measure", measure)
+            monkeypatch.setattr(loop.Search, "run", run)
         autotune("mlp", mode=mode, batch_sizes=[8], store=store)
     assert seen == ["before", "timed", None, "timed", "timed", "timed"]
     assert gpu.asked[-1]["winners"] is None
@@ -214,18 +212,18 @@ def test_each_measurement_says_what_its_passes_put_on_the_sms(gpu, tmp_path):
 def test_the_kernel_of_a_row_is_the_one_that_won(gpu, tmp_path, monkeypatch):
     """What a worker timed in this very run decides; the ranking's first where nothing was timed."""
     gpu("v100-sxm2-16gb")
-    path, found, measure = tmp_path / "store.sqlite3", probe.device("v100-sxm2-16gb"), loop.measure
+    path, found, run = tmp_path / "store.sqlite3", probe.device("v100-sxm2-16gb"), loop.Search.run
     problem = problem_of(GO, Pass.FPROP, 64, "float32")
     first, second = ranking.ranked(problem, found)[:2]
 
-    def choosing(factory, steps, **options):
-        if (winners := factory.args[0].arguments["winners"]) is not None:
+    def choosing(search):
+        if (winners := search.factory.args[0].arguments["winners"]) is not None:
             kept = choice.Winners(Path(winners), gpu=found.name, sources=kernels_sha256())
             device = FakeDevice({second.name: 1e-3})
             choice.TimedChoice(lambda: device.clock, kept, seconds=60.0)(problem, found, device.prepare)
-        return measure(factory, steps, **options)
+        return run(search)
 
-    monkeypatch.setattr(loop, "measure", choosing)
+    monkeypatch.setattr(loop.Search, "run", choosing)
     for store, kernel in ((path, second), (False, first)):
         (m,) = autotune(GO, batch_sizes=[64], store=store).measurements
         (row,) = m.layers
