@@ -33,9 +33,9 @@ class Call:
     @classmethod
     def of_layer(cls, layer: Layer, pass_: Pass, sizes: Array, dtype: str) -> Call:
         """Return the call that computes a pass of a layer; `sizes` are the batch sizes of its extents and bytes."""
-        gemms = [layer.gemms(pass_, int(n)) for n in sizes]
-        elements = [layer.traffic(pass_, int(n)) for n in sizes]
-        if (shape := layer.convolution) is not None and gemms[0]:
+        first = layer.gemms(pass_, 1)
+        least, next_ = (layer.traffic(pass_, n) for n in (1, 2))  # linear in the batch size
+        if (shape := layer.convolution) is not None and first:
             v, u = shape.vertical, shape.horizontal
             extents = (
                 v.size, u.size, shape.c, shape.k, v.taps, u.taps, v.out, u.out, v.stride, u.stride,
@@ -43,11 +43,12 @@ class Call:
             )  # fmt: skip
             rows: list[list[tuple[float, ...]]] = [[(n, *extents) for n in sizes]]
         else:
-            rows = [[of_product(each[place], pass_) for each in gemms] for place in range(len(gemms[0]))]
+            gemms = [layer.gemms(pass_, int(n)) for n in sizes] if first else []
+            rows = [[of_product(each[place], pass_) for each in gemms] for place in range(len(first))]
         return cls(
             pass_=pass_,
             extents=np.array(rows, float).reshape(len(rows), len(sizes), len(EXTENTS)),
-            num_bytes=np.array(elements, float) * BYTES_PER_ELEMENT[dtype],
+            num_bytes=(least + (next_ - least) * (sizes - 1)) * BYTES_PER_ELEMENT[dtype],
             is_convolution=shape is not None,
             is_attention=layer.products_in_turn,
         )
