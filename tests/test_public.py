@@ -36,6 +36,7 @@ GPU_MODULES = {
     "frameworks/attributes.py": {"torch"}, "integrations/lightning.py": {"torch"},
     "frameworks/batch_sources.py": {"torch"}, "frameworks/submodules.py": {"torch"},
     "frameworks/loader_rate.py": {"torch"}, "frameworks/torch_compile.py": {"torch"},
+    "frameworks/recurrent_workspace.py": {"torch"},
     "integrations/huggingface.py": {"torch"}, "integrations/optimizers.py": {"torch"},
 }  # fmt: skip
 

@@ -24,7 +24,7 @@ import attrs
 from cubatch.checks import MAX_BATCH_SIZE
 from cubatch.errors import CubatchError, InvalidArgument
 from cubatch.estimate.operators import Operator
-from cubatch.frameworks import data_dependent, step_operators, submodules, time_first
+from cubatch.frameworks import data_dependent, recurrent_workspace, step_operators, submodules, time_first
 from cubatch.frameworks.attributes import kept_attributes
 from cubatch.frameworks.input_objects import tensors_in
 from cubatch.frameworks.submodules import Running
@@ -466,11 +466,13 @@ class _Watch:
         """Return the result of an operation without data; assume one, and record that, if it depends on data."""
         from torch._subclasses import fake_tensor
 
+        is_recurrent = name_of(operation) == recurrent_workspace.OPERATOR
         if callable(function := self.opaque.get(name_of(operation))):
             with self._mode:  # in which what the function makes counts
                 return function(*arguments, **options)
         try:
-            return self._run(operation, arguments, options)
+            result = self._run(operation, arguments, options)
+            return recurrent_workspace.completed(arguments, result) if is_recurrent else result
         except (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException):
             self._guesses += 1
             if self._guesses > _MOST_GUESSES:

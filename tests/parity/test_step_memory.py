@@ -11,9 +11,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import cubatch as cb  # noqa: E402
 from cubatch.errors import DoesNotFit, InvalidArgument  # noqa: E402
+from cubatch.frameworks import recurrent_workspace  # noqa: E402
 from cubatch.hardware import context_overhead  # noqa: E402
 from cubatch.units import format_bytes  # noqa: E402
 from tests.parity.traced_modules import MODULES, WORDS, Adapted, Reading, Tied, tokens, transformers  # noqa: E402
@@ -96,6 +98,33 @@ def test_recurrent_layers_are_named_because_their_library_keeps_more():
     assert found.recurrent == ("reader",)
     assert "time steps of reader" in found.table()
     assert "time steps" not in cb.footprint(nn.Linear(64, 32), (64,), batch_size=8).table()
+
+
+@pytest.mark.parametrize(
+    ("steps", "hidden", "options"),
+    [(50, 96, {"bidirectional": True}), (20, 640, {"num_layers": 2})],
+    ids=["both directions", "wide"],
+)
+def test_what_onednn_keeps_of_an_lstm_is_included(steps, hidden, options):
+    """By the operator itself at these extents, within 2 %; the whole step is at most a fifth lower than a real one."""
+    make, batches = lambda: nn.LSTM(32, hidden, batch_first=True, **options), lambda n: (torch.rand(n, steps, 32),)
+    found = cb.footprint(make(), batches, batch_size=24, mode="training", optimizer="adam")
+    assert 0.8 <= found.total / real_peak(make, batches, training=True) <= 1.01
+    kept = []
+
+    class Watched(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            results = function(*arguments, **(options or {}))
+            if "mkldnn_rnn_layer.default" in str(function):
+                learned = recurrent_workspace.completed(arguments, (*results[:-1], torch.empty(0)))
+                kept.append((learned[-1].nbytes, results[-1].nbytes))
+            return results
+
+    with Watched():
+        make()(*batches(24))
+    assert kept
+    for learned, own in kept:
+        assert learned == pytest.approx(own, rel=0.02)
 
 
 def num_bytes(parameters):

@@ -26,7 +26,9 @@ _SHOWN_SUBMODULES = 10
 _NUMBERED = re.compile(r"(^|\.)\d+(?=\.)")  # of layers in a list; the last number of a name may be of any layer
 _OF_THE_ENGINE = "Memory is planned for cubatch's own engine. A framework takes more: see --library torch."
 _ON_A_CPU = "Without workspaces inside operations, and what the heap and the process take besides."
-_OF_RECURRENT = "Without what a library keeps of all time steps of {}, which can be most of the memory: measure it."
+_OF_RECURRENT = (
+    "Of what a library takes for all time steps of {}, only what oneDNN keeps in training is included: measure it."
+)
 _ON_A_GPU = (
     "“allocator” is what PyTorch's caching allocator reserves beyond the tensors, “overhead” the CUDA context and "
     "libraries, {}. Without workspaces of convolutions in cuDNN."
