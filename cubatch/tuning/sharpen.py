@@ -50,6 +50,8 @@ OTHER_GPU_SHARE = 0.5
 _PAIR = np.array([[1.0, TOGETHER], [TOGETHER, 1.0]])
 _LEAST_SD = 0.02
 _STEP = 0.05
+_MOST_SLOPES = 8
+"""Batch sizes at which derivatives are computed."""
 _ROUNDS = 2
 _HALVINGS = 40
 
@@ -70,7 +72,7 @@ def sharpen(predicted: Workload, sizes: Sequence[int], anchors: Sequence[Anchor]
     """Return the predicted step at each of distinct batch sizes, corrected by measured results if `anchors` has any."""
     cases = [(predicted, list(sizes)), *((anchor.work, list(anchor.seconds)) for anchor in anchors)]
     steps = [step_of(work, ladder) for work, ladder in cases]
-    slopes = _diagonal([_slopes(partial(_at, case), step) for case, step in zip(cases, steps, strict=True)])
+    slopes = _diagonal([_slopes(partial(_at, work), step) for (work, _), step in zip(cases, steps, strict=True)])
     sds = [step.scale_sd for step in steps]
     shared = np.array([[_scales_shared(a, b) for b, _ in cases] for a, _ in cases])
     scales = np.kron(shared * np.outer(sds, sds), _PAIR)
@@ -102,7 +104,7 @@ def sharpen(predicted: Workload, sizes: Sequence[int], anchors: Sequence[Anchor]
         unscaled = np.log(np.concatenate([step.seconds for step in steps])) - slopes @ logs.ravel()
         weights = np.linalg.solve(noisy, measured - unscaled[known])
         logs = (scales @ slopes[known].T @ weights).reshape(-1, 2)
-        steps = [_at(case, log) for case, log in zip(cases, logs, strict=True)]
+        steps = [_at(*case, log) for case, log in zip(cases, logs, strict=True)]
     covariance = total[own, own] - total[own, known] @ np.linalg.solve(noisy, total[known, own])
     pull, spread = np.exp(others[own, known] @ weights), np.exp(Z90 * np.sqrt(np.diag(covariance)))
     seconds = steps[0].seconds * pull
@@ -117,14 +119,13 @@ def sharpen(predicted: Workload, sizes: Sequence[int], anchors: Sequence[Anchor]
     return Sharpened(step, covariance, compute, memory, ratios)
 
 
-def unanchored(predict: Callable[[Scales], StepPrediction]) -> Sharpened:
+def unanchored(step: StepPrediction, predict: Callable[[Sequence[int], Scales], StepPrediction]) -> Sharpened:
     """
     Return a prediction that no measurement corrects, with its covariance.
 
-    `predict` returns the prediction for given factors on the compute and memory time of the GPU.
+    `predict` returns the prediction of given batch sizes for given factors on the GPU's times.
     """
-    step = predict(Scales())
-    slopes = _slopes(lambda logs: predict(Scales(*map(float, np.exp(logs)))), step)
+    slopes = _slopes(lambda sizes, logs: predict(sizes, Scales(*map(float, np.exp(logs)))), step)
     explained = slopes @ (step.scale_sd**2 * _PAIR) @ slopes.T
     left = np.sqrt(np.maximum(step.scale_sd**2 - np.diag(explained), 0.0))
     own = _own_sd(step)
@@ -172,10 +173,10 @@ def _unexplained(off: Array, covariance: Array, slopes: Array) -> float:
     return low
 
 
-def _at(case: Case, logs: Array) -> StepPrediction:
-    """Return the predicted step of a case; `logs` are the logarithms of the factors on compute and memory seconds."""
+def _at(work: Workload, sizes: Sequence[int], logs: Array) -> StepPrediction:
+    """Return the predicted step; `logs` are the logarithms of the factors on compute and memory seconds."""
     compute, memory = map(float, np.exp(logs))
-    return step_of(*case, Scales(compute, memory))
+    return step_of(work, sizes, Scales(compute, memory))
 
 
 def _scales_shared(a: Workload, b: Workload) -> float:
@@ -209,14 +210,24 @@ def _errors(cases: Sequence[Case], steps: Sequence[StepPrediction]) -> Array:
     return shared[np.ix_(owner, owner)] * np.outer(sds, sds) * _alike(sizes, sizes)
 
 
-def _slopes(at: Callable[[Array], StepPrediction], step: StepPrediction) -> Array:
+def _slopes(at: Callable[[Sequence[int], Array], StepPrediction], step: StepPrediction) -> Array:
     """
     Return the derivatives of log time by the logarithms of the compute and memory factors, as (batch sizes, 2).
 
-    `at` predicts the step for given logarithms of both factors; `step` is the prediction for factors of 1.
+    They change slowly with the batch size: between a few sizes they are interpolated.
+
+    Args:
+        at: Predicts the step of given sizes for given logarithms of both factors.
+        step: The prediction for factors of 1.
     """
-    moved = [at(log).seconds for log in (np.array([_STEP, 0.0]), np.array([0.0, _STEP]))]
-    return np.stack([np.log(seconds / step.seconds) / _STEP for seconds in moved], axis=1)
+    octaves = np.log2(step.batch_sizes)
+    wanted = np.linspace(octaves.min(), octaves.max(), _MOST_SLOPES)
+    few = np.unique(np.abs(octaves[:, None] - wanted).argmin(axis=0))
+    few = few[np.argsort(octaves[few])]
+    sizes = [step.batch_sizes[i] for i in few]
+    moved = [at(sizes, log).seconds for log in (np.array([_STEP, 0.0]), np.array([0.0, _STEP]))]
+    slopes = [np.log(seconds / step.seconds[few]) / _STEP for seconds in moved]
+    return np.stack([np.interp(octaves, octaves[few], each) for each in slopes], axis=1)
 
 
 def _diagonal(parts: Sequence[Array]) -> Array:

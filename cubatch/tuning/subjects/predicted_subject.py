@@ -143,7 +143,9 @@ def module(
             kernels = sum(float(each.seconds[place]) for each in step.passes)
             return _passes(step, place, kernels, names, predicted.bounds)
 
-        sharpened = unanchored(lambda scales: predict_operators(operators, sizes, gpu, scales=scales).step)
+        sharpened = unanchored(
+            predicted.step, lambda some, scales: predict_operators(operators, some, gpu, scales=scales).step
+        )
         return PredictedSteps(sharpened, dict(zip(sizes, map(float, predicted.roofline_seconds), strict=True)), passes)
 
     optimizer = kind["optimizer"]
