@@ -1,5 +1,6 @@
 """How every test runs: no example is timed, in CI all draw the same ones, and what is thorough runs when asked for."""
 
+import gc
 import os
 import signal
 
@@ -26,10 +27,16 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(config, items):
     """Leave out what is thorough."""
-    left_out = [] if THOROUGH else [item for item in items if item.get_closest_marker("thorough")]
+    left_out = set() if THOROUGH else {item for item in items if item.get_closest_marker("thorough")}
     if left_out:
-        config.hook.pytest_deselected(items=left_out)
+        config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_collection_finish():
+    """Set aside what collecting made: going through ten thousand tests takes each collection of garbage 0.2 s."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -132,8 +132,8 @@ def pytest_collection_modifyitems(config, items):
     """Skip what a sanitizer would take minutes for; of a sample of these tests, leave out what is not drawn."""
     if commit := os.environ.get("CUBATCH_SAMPLE"):
         here = [item for item in items if item.path.is_relative_to(Path(__file__).parent)]
-        left_out = [item for item in here if not is_drawn(item.nodeid, commit)]
-        config.hook.pytest_deselected(items=left_out)
+        left_out = {item for item in here if not is_drawn(item.nodeid, commit)}
+        config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
     for item in items:
         if BUILD != "plain" and item.get_closest_marker("heavy"):

@@ -39,6 +39,15 @@ def test_a_module_with_an_expanded_buffer_is_tuned(mode):
     assert module.scale.stride() == (0,)
 
 
+@pytest.fixture
+def nothing_set_aside():
+    """Take back what tests/conftest.py has set aside of the garbage collector, and set it aside again."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
+@pytest.mark.usefixtures("nothing_set_aside")
 def test_collections_pass_over_what_was_there_before_and_over_nothing_afterwards():
     """To read memory is to collect garbage, and to go through all of PyTorch's objects takes a tenth of a second."""
 
@@ -62,13 +71,9 @@ def test_collections_pass_over_what_was_there_before_and_over_nothing_afterwards
 
 
 def test_what_a_process_has_set_aside_itself_stays_so():
-    """A server that forks does so, to share its pages."""
-    gc.freeze()
-    try:
-        cb.autotune_module(nn.Linear(2, 2), (2,), device="cpu", batch_sizes=[2, 4], budget=5.0)
-        assert gc.get_freeze_count() > 1000
-    finally:
-        gc.unfreeze()
+    """A server that forks does so, to share its pages, as does tests/conftest.py."""
+    cb.autotune_module(nn.Linear(2, 2), (2,), device="cpu", batch_sizes=[2, 4], budget=5.0)
+    assert gc.get_freeze_count() > 1000
 
 
 class Frozen(nn.Module):

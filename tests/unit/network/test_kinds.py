@@ -29,6 +29,8 @@ FACTS = ("elementwise", "in_place", "aliases_input", "idle_in_inference", "passe
 def questions(source):
     """Lines of a module that ask of a value which kind of layer it is."""
     for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call | ast.Compare):
+            continue
         named = {n.attr if isinstance(n, ast.Attribute) else getattr(n, "id", "") for n in ast.walk(node)}
         asks = (
             isinstance(node, ast.Call)
