@@ -58,7 +58,7 @@ class Printer:
         self.shown += text
 
 
-@pytest.fixture(params=SHOWN)
+@pytest.fixture(scope="module", params=SHOWN)
 def answer(request):
     """An answer of each kind."""
     return SHOWN[request.param]()
