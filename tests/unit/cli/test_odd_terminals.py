@@ -30,7 +30,7 @@ def cubatch_says(line):
     return done.returncode, done.stdout, done.stderr.decode()
 
 
-@pytest.mark.parametrize("line", ["models", "memory --help"])
+@pytest.mark.parametrize("line", ["devices", "memory --help"])
 def test_a_full_disk_behind_stdout_is_one_line(line):
     """M8: `cubatch devices > /dev/full` ended in 30 lines of traceback."""
     code, out, err = cubatch_says(f"{line} > /dev/full")
@@ -40,8 +40,8 @@ def test_a_full_disk_behind_stdout_is_one_line(line):
 
 def test_a_full_disk_behind_json_is_one_line_and_no_mistake_of_the_user():
     """With the table on stdout, and 1 as for whatever makes sense and could not be done."""
-    code, out, err = cubatch_says("models --json /dev/full")
-    assert (code, b"resnet50" in out) == (1, True)
+    code, out, err = cubatch_says("devices --json /dev/full")
+    assert (code, b"V100" in out) == (1, True)
     assert err == "cubatch: /dev/full: --json cannot be written: No space left on device\n"
 
 
@@ -50,13 +50,13 @@ def test_a_file_that_cannot_be_replaced_is_left_as_it_was(tmp_path):
     kept = tmp_path / "a.json"
     kept.write_text("before")
     kept.chmod(0o600)
-    command = f'exec "{sys.executable}" -m cubatch models --json "{kept}"'
+    command = f'exec "{sys.executable}" -m cubatch devices --json "{kept}"'
     limited = ["bash", "-c", f"ulimit -f 0; {command}"]
     done = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, kept.read_text(), list(tmp_path.iterdir())) == (1, "before", [kept])
     assert "a.json: --json cannot be written: File too large" in done.stderr
     subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, check=True)
-    assert json.loads(kept.read_text())["models"]
+    assert json.loads(kept.read_text())["devices"]
     assert kept.stat().st_mode & 0o777 == 0o600
 
 
@@ -71,7 +71,7 @@ def test_an_error_of_a_connection_is_none_of_stdout(monkeypatch):
         app.main()
 
 
-@pytest.mark.parametrize("line", ["models --json - >&-", "models >&- 2>&-"])
+@pytest.mark.parametrize("line", ["devices --json - >&-", "devices >&- 2>&-"])
 def test_a_stdout_that_was_closed_is_written_to_by_nobody(line):
     """M8: it was an AttributeError, after minutes of measuring."""
     code, out, err = cubatch_says(line)
@@ -80,8 +80,8 @@ def test_a_stdout_that_was_closed_is_written_to_by_nobody(line):
 
 def test_a_log_that_is_full_or_closed_changes_nothing():
     """What is said on stderr is lost, and the result is there."""
-    code, out, _ = cubatch_says("models 2> /dev/full")
-    assert (code, b"resnet50" in out) == (0, True)
+    code, out, _ = cubatch_says("devices 2> /dev/full")
+    assert (code, b"V100" in out) == (0, True)
     assert cubatch_says("memory nonsense 2>&-")[0] == 2
 
 
