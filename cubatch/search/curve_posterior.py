@@ -47,37 +47,23 @@ Z_90 = 1.645  # standard deviations to both sides that hold 90 %
 
 @attrs.frozen
 class SizeEstimate:
-    """
-    Hold the estimate from the timings of one size.
-
-    Attributes:
-        batch_size: The size.
-        log_cost: Logarithm of the cost of a step, in seconds or joules, at the usual host speed.
-        variance: Variance of its own error.
-        host: Mean log slowdown of the host during its timings; the error of the common slope (`noise.Noise`) is
-            multiplied by it.
-    """
+    """The estimate from the timings of one size."""
 
     batch_size: int
-    log_cost: float
-    variance: float
-    host: float = 0.0
+    log_cost: float  # of a step, in seconds or joules, at the usual host speed
+    variance: float  # of its own error
+    host: float = (
+        0.0  # mean log slowdown of the host; the error of the common slope (`noise.Noise`) is multiplied by it
+    )
 
 
 @attrs.frozen(eq=False)
 class CurvePosterior:
-    """
-    Hold the posterior of the log cost of a step at some sizes: a normal distribution.
+    """The posterior of the log cost of a step at some sizes: a normal distribution."""
 
-    Attributes:
-        sizes: Batch sizes, ascending.
-        mean: Mean of the log cost, by size.
-        covariance: Covariance of the log costs.
-    """
-
-    sizes: NDArray[np.int64]
-    mean: Array
-    covariance: Array
+    sizes: NDArray[np.int64]  # batch sizes, ascending
+    mean: Array  # of the log cost, by size
+    covariance: Array  # of the log costs
 
     @property
     def sd(self) -> Array:

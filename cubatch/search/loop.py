@@ -62,40 +62,27 @@ class Search:
     Candidates planned over the memory limit are never tried.  An exception of a candidate becomes its outcome
     ("out_of_memory", "timeout" or "error"), and the search continues.  A size that fails after it has run, or kills its
     worker, is tried once more in a new worker.  If it fails again, its timings still count.
-
-    Args:
-        factory: Function that makes the runner; not called if nothing is left to measure.
-        ladder: The candidate batch sizes, in any order.
-        goal: Objective and limits.
-        earlier: Results of an earlier run.  Its timings are not taken again.  Its outcomes are final, except
-            "interrupted", and "dropped" against a size that failed later.
-        keeper: Receives every timing, outcome and number of seconds as it happens.
-        budget: Seconds of measuring by the runner's clock, those of `earlier` included.  The last step may exceed it.
-        seed: Shuffles the rounds.
-        progress: Called with each Event.
-        extend: Function that makes a candidate of a size that the search adds.  None: the user requested these sizes;
-            none is added, and each has one trial before any has a second.
-        multiple: Added sizes are multiples of this.
-        accepts: Whether the user allows an added size.
-        rounds: Number of trials of each candidate; None: as many as the recommendation needs.
-        current: A candidate that is measured in any case, to compare the recommendation with; None: none.
-        on_host: Whether steps run on a CPU.  A reference step is then timed around them, if the runner supports it.
     """
 
-    factory: RunnerFactory
-    ladder: Sequence[Candidate]
+    factory: RunnerFactory  # makes the runner; not called if nothing is left to measure
+    ladder: Sequence[Candidate]  # the candidate batch sizes, in any order
     goal: Goal
+    # Results of an earlier run.  Its timings are not taken again.  Its outcomes are final, except "interrupted", and
+    # "dropped" against a size that failed later.
     earlier: Measured = attrs.field(factory=Measured)
-    keeper: Keeper | None = None
+    keeper: Keeper | None = None  # receives every timing, outcome and number of seconds as it happens
+    # Seconds of measuring by the runner's clock, those of `earlier` included.  The last step may exceed it.
     budget: Budget = attrs.field(converter=Budget)
-    seed: int
+    seed: int  # shuffles the rounds
     progress: Callable[[Event], None] | None = None
+    # Makes a candidate of a size that the search adds.  None: the user requested these sizes; none is added, and each
+    # has one trial before any has a second.
     extend: Callable[[int], Candidate] | None = None
-    multiple: int = 1
-    accepts: Callable[[int], bool] = lambda _: True
-    rounds: int | None = None
-    current: int | None = None
-    on_host: bool = True
+    multiple: int = 1  # added sizes are multiples of this
+    accepts: Callable[[int], bool] = lambda _: True  # whether the user allows an added size
+    rounds: int | None = None  # number of trials of each candidate; None: as many as the recommendation needs
+    current: int | None = None  # a candidate that is measured in any case, to compare the recommendation with
+    on_host: bool = True  # steps run on a CPU: a reference step is timed around them, if the runner supports it
 
     def __attrs_post_init__(self) -> None:
         earlier = self.earlier

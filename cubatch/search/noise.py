@@ -66,30 +66,17 @@ def _cost(timing: Timing, goal: Goal) -> float | None:
 
 @attrs.frozen
 class Noise:
-    """
-    Hold the noise model of a run. Standard deviations and variances are those of log times.
+    """The noise model of a run. Standard deviations and variances are those of log times."""
 
-    Attributes:
-        timing: Standard deviation between timings of one trial.
-        trial: Standard deviation between trials of one size, beyond what their timings explain.
-        slope: Common slope: log of a step's slowdown, divided by log of the reference step's.
-        slope_sd: Standard deviation of a size's own slope around it.
-        slope_variance: Variance of the common slope: an error that sizes measured at another host speed share.
-        drift: Standard deviation of the reference step between trials: the error of a timing without a reference step.
-        outliers: Probability that a timing is off by OUTLIER_SD or so.
-        reference_batch_size: Batch size of the reference; None without one.
-        reference_seconds: Median of the reference step, to which times are normalized; None without one.
-    """
-
-    timing: float
-    trial: float
-    slope: float = 0.0
-    slope_sd: float = 0.0
-    slope_variance: float = 0.0
-    drift: float = 0.0
-    outliers: float = OUTLIER_SHARE
-    reference_batch_size: int | None = None
-    reference_seconds: float | None = None
+    timing: float  # standard deviation between timings of one trial
+    trial: float  # standard deviation between trials of one size, beyond what their timings explain
+    slope: float = 0.0  # common slope: log of a step's slowdown, divided by log of the reference step's
+    slope_sd: float = 0.0  # standard deviation of a size's own slope around it
+    slope_variance: float = 0.0  # of the common slope: an error that sizes measured at another host speed share
+    drift: float = 0.0  # standard deviation of the reference step between trials: error of a timing without one
+    outliers: float = OUTLIER_SHARE  # probability that a timing is off by OUTLIER_SD or so
+    reference_batch_size: int | None = None  # None without a reference step
+    reference_seconds: float | None = None  # median of the reference step, to which times are normalized
 
     @property
     def is_paired(self) -> bool:
@@ -108,20 +95,12 @@ class Noise:
 
 @attrs.frozen(eq=False)
 class _Trials:
-    """
-    The trials of one size, as arrays with one element for each trial.
+    """The trials of one size, as arrays with one element for each trial."""
 
-    Attributes:
-        values: Log cost of each timing, at the median speed of the host during its trial.
-        cost: Their median, not corrected for the host's speed.
-        host: Median log of the reference step's seconds over their median in the run; 0 without a reference step.
-        variance: Variance of the cost, by the trial's own timings.
-    """
-
-    values: Sequence[Array]
-    cost: Array
-    host: Array
-    variance: Array
+    values: Sequence[Array]  # log cost of each timing, at the median speed of the host during its trial
+    cost: Array  # median of the values, not corrected for the host's speed
+    host: Array  # log of the reference step's seconds over their median in the run; 0 without a reference step
+    variance: Array  # of the cost, by the trial's own timings
 
     @classmethod
     def of(cls, timings: Sequence[Timing], noise: Noise, goal: Goal) -> Self:

@@ -40,38 +40,22 @@ def is_favored(candidate: Candidate) -> bool:
 
 @attrs.frozen(eq=False)
 class Recommendation:
-    """
-    The recommended size, and the sizes that are about as good.
-
-    Attributes:
-        batch_size: The recommended size.
-        fastest: The size with the best posterior mean of those that may be recommended.
-        within: Sizes whose expected loss against the fastest is within the tolerance, ascending.
-        equal: Sizes whose difference from the fastest may be zero, by a 90 % interval of the difference.
-    """
+    """The recommended size, and the sizes that are about as good."""
 
     batch_size: int
-    fastest: int
-    within: tuple[int, ...]
-    equal: tuple[int, ...]
+    fastest: int  # the size with the best posterior mean of those that may be recommended
+    within: tuple[int, ...]  # sizes whose expected loss against the fastest is within the tolerance, ascending
+    equal: tuple[int, ...]  # sizes whose difference from the fastest may be zero, by its 90 % interval
 
 
 @attrs.frozen(eq=False)
 class Posterior:
-    """
-    Hold the posterior of the step cost.
-
-    Attributes:
-        goal: Objective and limits.
-        noise: The noise model of the run.
-        seconds, cost: Posterior of the log seconds of a step, and of its log cost by the objective; None without
-            timings.  They differ if the objective is energy.
-    """
+    """The posterior of the step cost, and the recommendation from it."""
 
     goal: Goal
     noise: Noise
-    seconds: CurvePosterior | None
-    cost: CurvePosterior | None
+    seconds: CurvePosterior | None  # of the log seconds of a step; None without timings
+    cost: CurvePosterior | None  # of the log cost by the objective; differs from `seconds` if that is energy
 
     @classmethod
     def of(cls, timings: Mapping[int, Sequence[Timing]], goal: Goal, sizes: Sequence[int] = ()) -> Self:

@@ -37,37 +37,21 @@ _WEIGHTS /= _WEIGHTS.sum()
 
 @attrs.frozen(kw_only=True, eq=False, slots=False)  # without slots for cached properties
 class SearchState:
-    """
-    Compute estimates from all that a decision of the search depends on; each on first use.
-
-    Attributes:
-        goal: Objective and limits.
-        ladder: The candidates: sizes that may be measured.
-        timings: The timings, by size; also of sizes that are no candidates.
-        closed: Sizes that are not measured again.
-        failed: Status of the closed sizes that failed, for lack of memory or otherwise, and never ran.
-        seconds_of_trial: Function that returns the seconds of a trial from a size and its seconds of a step.
-        left, budget: Seconds left, and seconds in all.
-        extends: Whether sizes between the candidates may be measured.
-        requested: Sizes that are measured in any case.
-        multiple: Sizes between the candidates are multiples of it.
-        accepts: Whether the user allows a size between the candidates.
-        seed: Fixes the order of trials.
-    """
+    """All that a decision of the search depends on, and estimates from it; each is computed on first use."""
 
     goal: Goal
-    ladder: Mapping[int, Candidate]
-    timings: Mapping[int, Sequence[Timing]]
-    closed: Collection[int]
-    failed: Mapping[int, str]
-    seconds_of_trial: Callable[[int, float], float]
-    left: float
+    ladder: Mapping[int, Candidate]  # sizes that may be measured
+    timings: Mapping[int, Sequence[Timing]]  # by size; also of sizes that are no candidates
+    closed: Collection[int]  # sizes that are not measured again
+    failed: Mapping[int, str]  # status of the closed sizes that failed, for lack of memory or otherwise, and never ran
+    seconds_of_trial: Callable[[int, float], float]  # seconds of a trial, from a size and its seconds of a step
+    left: float  # seconds of the budget
     budget: float
-    extends: bool
-    requested: Collection[int] = ()
-    multiple: int = 1
-    accepts: Callable[[int], bool] = lambda _: True
-    seed: int = 0
+    extends: bool  # whether sizes between the candidates may be measured
+    requested: Collection[int] = ()  # sizes that are measured in any case
+    multiple: int = 1  # sizes between the candidates are multiples of it
+    accepts: Callable[[int], bool] = lambda _: True  # whether the user allows a size between the candidates
+    seed: int = 0  # fixes the order of trials
 
     # --- sizes ---
 

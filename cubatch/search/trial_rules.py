@@ -23,8 +23,7 @@ from cubatch.search.state import SearchState, is_closed
 
 KNOWN, MUCH, WORTH_SECONDS = 0.5, 2.0, 140.0
 """Learning ends where the expected loss of stopping is less than KNOWN times the tolerance.  Up to MUCH times the
-tolerance it also ends if the gain per second of the next trial would take longer than the budget, or than
-WORTH_SECONDS, to add up to 1."""
+tolerance it also ends if a trial gains too little per second.  Over the budget or WORTH_SECONDS it must add up to 1."""
 HOST_KNOWN = 2.5
 """On a CPU learning ends where the expected loss is less than this many tolerances.  A limit on the gain per second
 fell with the seconds spent.  It ended learning after 10 s, also where the noise left the best size open.  60 fake
