@@ -16,14 +16,20 @@ def serving(
         str,
         typer.Argument(
             metavar="RESULT",
-            help="A result of inference, as `cubatch tune --json` or `cubatch predict --device NAME --json` writes it.",
+            help="A result of inference, as `cubatch tune --json`, `cubatch tune --threads 1,2 --json` or `cubatch "
+            "predict --device NAME --json` writes it.",
         ),
     ],
     *,
     arrival_rate: Annotated[float, typer.Option("--arrival-rate", help="Requests per second, of one sample each.")],
     p99: Annotated[float, typer.Option("--p99", help="Limit of the 99th percentile of the latency in seconds.")],
     instances: Annotated[
-        int | None, typer.Option("--instances", help="Copies of the model. Default: as few as keep the limit.")
+        int | None,
+        typer.Option(
+            "--instances",
+            help="Copies of the model. Default: as few as keep the limit; of a result with --threads, as many as ran "
+            "at the same time.",
+        ),
     ] = None,
     overhead: Annotated[
         float, typer.Option("--overhead", help="Seconds that server and network add to each request.")
@@ -43,7 +49,8 @@ def serving(
     Plan a server that batches requests.
 
     The plan has a maximum batch size, a queue delay and a number of instances. Nothing is measured: the latency of
-    each batch size comes from a tuning result or a prediction, and the queue is simulated.
+    each batch size comes from a tuning result or a prediction, and the queue is simulated. Of several numbers of
+    threads the best one counts.
 
     Example: cubatch serving result.json --arrival-rate 200 --p99 0.05 --server triton
     """

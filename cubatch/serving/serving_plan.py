@@ -23,6 +23,7 @@ from cubatch.measure.records import TIMED
 from cubatch.serving.batching_queue import Load, simulate
 from cubatch.shown import Shown
 from cubatch.tuning.results import BatchSizeResult, Measurement, load
+from cubatch.tuning.threads_result import ThreadsResult
 from cubatch.units import format_count, format_seconds
 
 _REQUESTS = 20_000
@@ -75,6 +76,9 @@ class ServingPlan(Shown):
         overhead: Seconds that server and network add to each request.
         closes_while_busy: Whether the server closes batches while all instances are busy too.
         instances: Copies of the model that run steps independently, each on a device of its own.
+        threads: CPU threads of an instance, and
+        timed_instances: how many such instances ran at the same time while the steps were timed; None if one had the
+            whole device.
         options: The best setting of each maximum batch size.
         max_batch_size: Requests per step at most, in this plan.
         first_calls: Seconds of the first call in a process, by batch size.  It has the sizes up to the maximum whose
@@ -92,6 +96,8 @@ class ServingPlan(Shown):
     overhead: float
     closes_while_busy: bool = False
     instances: int
+    threads: int | None = None
+    timed_instances: int | None = None
     options: tuple[ServingOption, ...]
     max_batch_size: int
     first_calls: Mapping[int, float] = attrs.field(factory=dict, hash=False)
@@ -127,7 +133,7 @@ class ServingPlan(Shown):
         chosen, smallest = self.chosen, self.options[0]
         wait = f", queued for at most {format_seconds(chosen.queue_delay)}" if chosen.queue_delay else ""
         first = (
-            f"{self.instances} instance{'s' if self.instances > 1 else ''} with batches of at most "
+            f"{self.instances} instance{'s' if self.instances > 1 else ''}{self._of_threads} with batches of at most "
             f"{chosen.max_batch_size}{wait} can{', by the predicted times,' if self.predicted else ''} answer "
             f"{format_count(self.arrival_rate)} requests/s with a 99th percentile of {format_seconds(self.load.p99)}."
         )
@@ -142,6 +148,9 @@ class ServingPlan(Shown):
         elif smallest.max_batch_size < chosen.max_batch_size:
             gain = f"Batches of at most {smallest.max_batch_size} do not keep it at any rate."
         sentences = [first, most, gain]
+        if self.timed_instances is not None:
+            more = ": more need another machine" if self.instances > self.timed_instances else ""
+            sentences.append(f"Steps were timed with {self.timed_instances} such instances at the same time{more}.")
         slowest = max(self.first_calls, key=lambda n: self.first_calls[n], default=None)
         if slowest is not None:
             limit = ", longer than the limit" if self.first_calls[slowest] > self.p99_limit else ""
@@ -154,6 +163,10 @@ class ServingPlan(Shown):
                 "Other processes used the machine while the steps were timed: measure again when it is quiet."
             )
         return tuple(sentences)
+
+    @property
+    def _of_threads(self) -> str:
+        return "" if self.threads is None else f" of {self.threads} thread{'s' if self.threads > 1 else ''}"
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the plan as plain mappings and lists, for JSON."""
@@ -304,7 +317,7 @@ def _smallest_as_good(rates: Mapping[Any, float], rate: float) -> Any:
 
 
 def serving_plan(
-    result: BatchSizeResult | str | Path,
+    result: BatchSizeResult | ThreadsResult | str | Path,
     *,
     arrival_rate: float,
     p99: float,
@@ -323,10 +336,12 @@ def serving_plan(
     instances that share one slow each other down.
 
     Args:
-        result: A TuningResult or Forecast of inference, or the path of the JSON of one.
+        result: A TuningResult, Forecast or ThreadsResult of inference, or the path of the JSON of one. Of a
+            ThreadsResult the best number of threads counts.
         arrival_rate: Requests per second.
         p99: Limit of the 99th percentile of the latency in seconds.
-        instances: Copies of the model. None: as few as keep the limit.
+        instances: Copies of the model. None: as many as ran at the same time in a result of `autotune_threads`, else
+            as few as keep the limit.
         overhead: Seconds that server and network add to each request.
         closes_while_busy: Whether the server closes a batch after the delay even if all instances are busy, as
             `@serve.batch` of Ray 2.60 does.  A closed batch takes no further requests while it waits.
@@ -348,13 +363,21 @@ def serving_plan(
         >>> plan.instances, plan.load.p99 <= 0.5
         (1, True)
     """
-    if not isinstance(result, BatchSizeResult):
+    if isinstance(result, ThreadsResult):
+        if result.best is None:
+            allowed = "a result that recommends a number of threads"
+            raise InvalidArgument("result", None, allowed, "Tune again with a larger budget.")
+        result = result.best
+    elif not isinstance(result, BatchSizeResult):
         result = load(result, "result", predictions=True)
     rate = float(checks.check_number("arrival_rate", arrival_rate, above=0.0))
     limit = float(checks.check_number("p99", p99, above=0.0))
     overhead = float(checks.check_number("overhead", overhead))
     if price_per_hour is not None:
         price_per_hour = float(checks.check_number("price_per_hour", price_per_hour, above=0.0))
+    together = getattr(result, "environment", {})  # of a prediction none
+    timed_instances = together.get("instances")
+    instances = timed_instances if instances is None else instances
     if instances is not None:
         instances = checks.check_whole("instances", instances, most=_MOST_INSTANCES)
     seed = checks.check_whole("seed", seed, least=0)
@@ -377,7 +400,8 @@ def serving_plan(
     able = {option.max_batch_size: option.highest_rate for option in options if option.highest_rate >= rate}
     if not able:
         most = format_count(max(option.highest_rate for option in options))
-        remedy = f"That many keep `p99` up to {most} requests/s. Leave `instances` out to compute the number."
+        other = "Leave `instances` out to compute the number" if timed_instances is None else "Use more machines"
+        remedy = f"That many keep `p99` up to {most} requests/s. {other}."
         raise InvalidArgument("instances", server.instances, f"enough for {format_count(rate)} requests/s", remedy)
     largest = _smallest_as_good(able, rate)
     first_calls = {
@@ -389,7 +413,9 @@ def serving_plan(
         name=result.subject, device=str(result.device_facts.get("name") or ""),
         on_cpu=result.device_facts.get("kind") == "cpu", predicted=result.predicted,
         on_busy_machine=bool(getattr(result, "disturbed", False)), arrival_rate=rate, p99_limit=limit,
-        overhead=overhead, closes_while_busy=closes_while_busy, instances=server.instances, options=options,
+        overhead=overhead, closes_while_busy=closes_while_busy, instances=server.instances,
+        threads=None if timed_instances is None else together.get("threads"), timed_instances=timed_instances,
+        options=options,
         max_batch_size=largest, first_calls=first_calls, price_per_hour=price_per_hour,
     )  # fmt: skip
 

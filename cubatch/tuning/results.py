@@ -482,7 +482,8 @@ def load(path: str | Path, field: str, *, predictions: bool = False) -> TuningRe
     Args:
         path: The file, as `--json` writes it.
         field: The argument with the path, for errors.
-        predictions: Whether the JSON of `cubatch predict --device` is accepted too.
+        predictions: Whether the JSON of `cubatch predict --device` is accepted too, and that of `cubatch tune
+            --threads`, of which the best result counts.
 
     Raises:
         InvalidArgument: If it is no path.
@@ -495,6 +496,11 @@ def load(path: str | Path, field: str, *, predictions: bool = False) -> TuningRe
     except (OSError, ValueError) as error:
         raise InvalidData(str(path), f"cannot be read: {files.reason(error)}") from error
     data = _parse(text, str(path))
+    if predictions and isinstance(data, dict) and isinstance(data.get("results"), dict) and "threads" in data:
+        data = data["results"].get(str(data["threads"]))
+        if data is None:
+            problem = "recommends no number of threads"
+            raise InvalidData(str(path), problem, "Tune again with a larger budget, or one number of threads.")
     if predictions and isinstance(data, dict) and data.get("predicted"):
         return WrittenForecast.from_mapping(_as_measured(data, str(path)), source=str(path))
     return TuningResult.from_mapping(data, source=str(path))

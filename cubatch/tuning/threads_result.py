@@ -55,9 +55,14 @@ class ThreadsResult(Shown):
         return max(rates, key=lambda threads: rates[threads], default=None)
 
     @property
+    def best(self) -> TuningResult | None:
+        """The tuning result of an instance with `threads` threads; None without a recommended batch size."""
+        return None if self.threads is None else self.results[self.threads]
+
+    @property
     def batch_size(self) -> int | None:
         """The recommended batch size of an instance with `threads` threads; 1 means not to batch."""
-        return None if self.threads is None else self.results[self.threads].batch_size
+        return None if self.best is None else self.best.batch_size
 
     @property
     def reasons(self) -> tuple[str, ...]:

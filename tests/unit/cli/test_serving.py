@@ -9,7 +9,7 @@ import pytest
 
 import cubatch as cb
 from cubatch.serving import serving_plan
-from tests.unit.tuned import measurement, tuned
+from tests.unit.tuned import about, measurement, tuned
 
 
 @pytest.fixture
@@ -56,6 +56,47 @@ def test_a_prediction_is_the_latency_curve_of_a_plan(run, tmp_path):
     code, _, err = run("serving", several, *limits)
     assert code == 1
     assert "--device" in err
+
+
+def test_of_several_numbers_of_threads_the_best_is_planned_with(run, tmp_path):
+    """The plan has its instances, and says that so many were timed; more of them need another machine."""
+    path = tmp_path / "threads.json"
+    each = {
+        threads: cb.TuningResult.from_mapping(
+            about(rates, mode="inference", environment={"instances": 2 // threads, "threads": threads})
+        )
+        for threads, rates in ((1, {1: 100.0, 8: 160.0}), (2, {1: 110.0, 8: 170.0}))
+    }
+    path.write_text(json.dumps(cb.ThreadsResult(results=each, failed={}).to_mapping()), encoding="utf-8")
+    code, out, _ = run("serving", str(path), "--arrival-rate", "100", "--p99", "0.5", "--json", "-")
+    plan = json.loads(out)
+    assert code == 0
+    assert (plan["instances"], plan["threads"], plan["timed_instances"]) == (2, 1, 2)
+    assert plan["reasons"][0].startswith("2 instances of 1 thread with batches of at most 8")
+    assert [option["max_batch_size"] for option in plan["options"]] == [1, 8]
+    assert plan == cb.serving_plan(cb.ThreadsResult(results=each, failed={}), arrival_rate=100, p99=0.5).to_mapping()
+    code, _, err = run("serving", str(path), "--arrival-rate", "1000", "--p99", "0.5")
+    assert code == 2
+    assert "machines" in err
+    more = cb.serving_plan(str(path), arrival_rate=300, p99=0.5, instances=3)
+    assert any("2 such instances at the same time: more need another machine" in each for each in more.reasons)
+
+
+def test_threads_without_a_recommendation_are_refused(run, tmp_path):
+    """There is no best number of threads, in the file and in the result."""
+    path = tmp_path / "threads.json"
+    empty = cb.TuningResult.from_mapping(
+        about(
+            {8: 100.0}, environment={"instances": 1}, measurements=[measurement(8, status="not_run")], batch_size=None
+        )
+    )
+    result = cb.ThreadsResult(results={1: empty}, failed={})
+    path.write_text(json.dumps(result.to_mapping()), encoding="utf-8")
+    code, _, err = run("serving", str(path), "--arrival-rate", "1", "--p99", "0.5")
+    assert code == 1
+    assert "larger budget" in err
+    with pytest.raises(cb.InvalidArgument, match="larger budget"):
+        cb.serving_plan(result, arrival_rate=1, p99=0.5)
 
 
 def test_a_limit_that_no_request_keeps_is_refused(run, result):
