@@ -42,6 +42,7 @@ _HOMES = {
     "measure.records": ("Candidate",),
     "measure.profile_records": ("StepProfile",),
     "measure.step_profile": ("profile",),
+    "frameworks.loader_rate": ("LoaderRate",),
     "frameworks.module_footprint": ("ModuleFootprint",),
     "tuning.step_memory": ("footprint", "max_batch_size"),
     "tuning.results": ("Measurement", "TuningResult"),
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from cubatch.errors import *  # noqa: F403
     from cubatch.fleet.fleet_result import FleetDevice as FleetDevice, FleetResult as FleetResult
     from cubatch.fleet.tune_fleet import autotune_fleet as autotune_fleet
+    from cubatch.frameworks.loader_rate import LoaderRate as LoaderRate
     from cubatch.frameworks.module_footprint import ModuleFootprint as ModuleFootprint
     from cubatch.hardware.facts import Device as Device
     from cubatch.hardware.probe import device as device, devices as devices

@@ -98,6 +98,18 @@ class LoaderRate:
             return min(1 / (1 / step_rate + self.delay_seconds), own)
         return 1 / (1 / step_rate + 1 / own)
 
+    def is_bottleneck(self, step_rate: float, batch_size: int, tolerance: float) -> bool:
+        """
+        Return whether a step faster than `step_rate` could not make the loop faster by more than the tolerance.
+
+        Example:
+            >>> loader = LoaderRate(batch_size=8, num_workers=4, samples_per_second=300.0)
+            >>> loader.is_bottleneck(600.0, 8, 0.01), loader.is_bottleneck(200.0, 8, 0.01)
+            (True, False)
+        """
+        most = self.rate_of_parts(1e9 * step_rate, batch_size)
+        return (1 - tolerance) * most <= self.rate_of_parts(step_rate, batch_size)
+
     def workers_for(self, step_rate: float) -> int:
         """Return the number of workers that deliver `step_rate` samples per second, at most the CPUs of the process."""
         each = self.samples_per_second / max(1, self.num_workers)

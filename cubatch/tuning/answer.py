@@ -162,7 +162,7 @@ def _in_loop(result: TuningResult) -> TuningResult:
     Return the result with a recommendation for the loop of data loader and step; unchanged without a loader.
 
     By throughput, the recommendation is the user's current size, else the smallest measured one, whose loop is within
-    the tolerance of the best. `decided_by` is "loader" where larger batches have faster steps but no faster loop.
+    the tolerance of the best. `decided_by` is "loader" where faster steps, as of larger batches, make no faster loop.
     """
     chosen, rates = result.batch_size, result.loop_rates
     if result.loader is None or chosen is None or result.objective != "throughput" or chosen not in rates:
@@ -172,7 +172,8 @@ def _in_loop(result: TuningResult) -> TuningResult:
     current = result.current_batch_size
     size = current if current is not None and current in within else min(within)
     steps = {n: result.sizes[n].samples_per_second or 0.0 for n in within}
-    is_limit = any(n > size and share * step > steps[size] for n, step in steps.items())
+    is_limit = result.loader.is_bottleneck(steps[size], size, 1 - share)
+    is_limit |= any(n > size and share * step > steps[size] for n, step in steps.items())
     measurements = [
         attrs.evolve(m, status="ok", stop_reason="nothing is faster in the loop with the data loader")
         if m.batch_size == size and m.status != "ok"

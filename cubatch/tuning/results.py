@@ -276,7 +276,7 @@ class TuningResult(BatchSizeResult):
             with the batch, nothing could be compared, or nothing was measured yet.
         fastest_batch_size: The size with the best posterior mean of the objective.
         loader: The rate of the data loader, see `LoaderRate`; None if none was given. `decided_by` is "loader" if it
-            is the bottleneck, so that larger batches gain nothing.
+            is the bottleneck, so that larger batches gain nothing, also if another limit is reached.
         accumulate: Batches of a step, one optimizer step included: `batch_size` is that of one batch, `latency_seconds`
             the time of them all.
         current_batch_size: The size that the user has now; None if it was not given. It is the recommendation if no

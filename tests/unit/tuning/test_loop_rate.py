@@ -64,6 +64,19 @@ def test_the_smallest_size_that_loses_nothing_in_the_loop_is_recommended(loader,
     assert TuningResult.from_json(found.to_json()) == found
 
 
+@pytest.mark.parametrize(("top", "decided"), [(8950.0, "loader"), (9500.0, "plateau")])
+def test_the_largest_size_is_bound_by_the_loader_too(top, decided):
+    """
+    With batches of 256 the loader delivers more than with 64, but no more than the step of 9 000 samples/s takes.
+
+    A faster step would gain nothing, whatever ends the sizes; with 9 500 samples/s it would gain 5 %.
+    """
+    loader = attrs.evolve(rate(top), rates={64: 4000.0, 256: top})
+    found = result(loader)
+    assert found.batch_size == 256
+    assert (found.decided_by == "loader") == (decided == "loader")
+
+
 @pytest.mark.parametrize(
     ("rates", "workers", "size", "loop"),
     [
