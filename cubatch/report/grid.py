@@ -86,6 +86,8 @@ class Grid:
     marked: frozenset[int] = attrs.field(default=frozenset(), converter=_as_numbers)  # indices of the rows to emphasize
     # columns that a narrow terminal leaves out, in this order
     dispensable: tuple[str, ...] = attrs.field(default=(), converter=_as_texts)
+    # what a column is, by its heading: a last note for the columns that are shown
+    explained: Mapping[str, str] = attrs.field(factory=dict, hash=False)
 
     @classmethod
     def of(cls, records: Iterable[Any], columns: Mapping[str, Callable[[Any], Cell]], **parts: Any) -> Grid:
@@ -154,6 +156,11 @@ class Grid:
                     texts[places[-1]] = _shortened(last, left)
         return self._at(places, cells)
 
+    def notes_on(self, shown: Shown) -> tuple[str | tuple[str, ...], ...]:
+        """Return the notes, the last of which explains the columns that are shown."""
+        texts = [f"“{name}” {text}" for name, text in self.explained.items() if name in shown.columns]
+        return (*self.notes, *([f"{', '.join(texts)}."] if texts else []))
+
     def _at(self, places: Sequence[int], cells: Sequence[Sequence[str | float | None]]) -> Shown:
         rows = [[_UNKNOWN if row[place] is None else str(row[place]) for place in places] for row in cells]
         return Shown([self.columns[place] for place in places], rows)
@@ -176,7 +183,7 @@ class Grid:
             yield self._table(shown, width, is_narrow=shown.narrowest > options.max_width)
         for text in self.beneath:
             yield lines(text, "dim")
-        for number, note in enumerate(self.notes):
+        for number, note in enumerate(self.notes_on(shown)):
             yield Text()
             if isinstance(note, str):
                 yield lines(note, "bold" if number == 0 and self.marked else "")

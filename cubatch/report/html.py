@@ -140,7 +140,7 @@ def _table(grid: Grid) -> str:
         style = "mark" if index in grid.marked else ""
         body.append(f'<tr class="{style}">{cells}</tr>')
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
-    notes = "".join(map(_note, (*grid.beneath, *grid.notes)))
+    notes = "".join(map(_note, (*grid.beneath, *grid.notes_on(shape))))
     sticky = " sticky" if shape.columns[:1] == [""] else ""  # marks, and what they are about, stay on a narrow screen
     return f'<div class="wide{sticky}">{table}</div>\n{notes}'
 

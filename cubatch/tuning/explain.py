@@ -591,11 +591,19 @@ def _unknown_architecture(device: Device) -> Iterator[str]:
 
 
 def _predicted_ties(forecast: Forecast) -> Iterator[str]:
-    if forecast.tied_with:
-        smaller = [n for n in forecast.tied_with if n < forecast.batch_size]
-        as_good = f" {smaller[0]} may do as well: measure to be sure." if smaller else ""
-        sizes = join_words(_shorten(list(map(str, forecast.tied_with))))
-        yield f"The model cannot tell {forecast.fastest_batch_size} from {sizes}.{as_good}"
+    """Yield which sizes tie with the fastest, and why one of them that a user would prefer is not recommended."""
+    if not forecast.tied_with:
+        return
+    n, is_latency = forecast.batch_size, forecast.objective == "latency"
+    sizes = join_words(_shorten(list(map(str, forecast.tied_with))))
+    are = "is" if len(forecast.tied_with) == 1 else "are"
+    yield f"Within the model's error, {sizes} {are} as fast as {forecast.fastest_batch_size}."
+    better = [m for m in forecast.tied_with if (m > n if is_latency else m < n)]
+    if better:
+        m = better[-1] if is_latency else better[0]
+        needed = 1 / (1 + forecast.tolerance) if is_latency else 1 - forecast.tolerance
+        short = f"it is predicted at {_share(forecast, m)} of that speed, less than {_percent(needed)}"
+        yield f"{m} is not recommended because {short}: measure it to be sure."
 
 
 def _longest_passes(forecast: Forecast, groups: Sequence[Sequence[PassShare]]) -> Iterator[str]:

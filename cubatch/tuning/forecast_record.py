@@ -73,7 +73,7 @@ class Forecast(BatchSizeResult):
         batch_size: The recommendation, by the rule of `TuningResult.batch_size` on predicted medians.
         fastest_batch_size: The size with the best predicted objective.
         largest_batch_size: The largest that fits by the memory plan.
-        tied_with: Sizes that the model cannot tell apart from the fastest.
+        tied_with: Sizes that the model cannot tell apart from the fastest. They do not decide the recommendation.
         decided_by: As in a TuningResult (`decision.decide`), without "budget".
         reasons: Sentences for a user.
         passes: The step at the recommended size, longest pass first.
@@ -174,6 +174,7 @@ class Forecast(BatchSizeResult):
             "device": self.device_facts,
             "limits": dict(self.limits),
             **{name: getattr(self, name) for name in _SETTINGS},
+            "shares": self.shares,
             "passes": [
                 {name.rstrip("_"): value for name, value in attrs.asdict(share).items()} for share in self.passes
             ],

@@ -38,15 +38,20 @@ _PREDICTED = "predicted"
 _ROOFLINE_NOTE = (
     "Above 100 % of the roofline: Winograd and FFT algorithms need fewer operations than the roofline counts."
 )
-_COMPARED_NOTE = (
-    "Each line is a GPU at its recommended size; “memory” is the memory plan of that size, “largest” is the largest "
-    "batch that fits, “bound by” limits most of the predicted time."
-)
+_COMPARED_NOTE = "Each line is a GPU at its recommended size."
+_COMPARED_COLUMNS = {
+    "memory": "is the memory plan of that size",
+    "largest": "is the largest batch that fits",
+    "bound by": "limits most of the predicted time",
+}
 _LAYERS_NOTE = (
-    "“+2” means two more layers with an equal pass, whose times are added. “bytes” is a pass that only moves data. "
-    "“blocks” are those of a matrix product, “busiest SM” is their largest number on one SM, and “fill” is the share "
-    "of SM time in use."
+    "“+2” means two more layers with an equal pass, whose times are added. “bytes” is a pass that only moves data."
 )
+_LAYERS_COLUMNS = {
+    "blocks": "are those of a matrix product",
+    "busiest SM": "is their largest number on one SM",
+    "fill": "is the share of SM time in use",
+}
 
 
 def prediction(result: Forecast) -> Grid:
@@ -104,7 +109,10 @@ def compared(
     ]
     title = f"Predicted: {results[0].subject}, {shared}, by GPU"
     dispensable = ["bound by", "of fastest", "largest", "memory", "time"]
-    return Grid(title=title, columns=names, rows=rows, marked=[0], notes=notes, dispensable=dispensable)
+    return Grid(
+        title=title, columns=names, rows=rows, marked=[0], notes=notes, dispensable=dispensable,
+        explained=_COMPARED_COLUMNS,
+    )  # fmt: skip
 
 
 def layers(result: Forecast) -> Grid:
@@ -127,7 +135,9 @@ def layers(result: Forecast) -> Grid:
     names = ["layer", "pass", "time", "share", "runs as", "bound by", "blocks", "busiest SM", "fill", "status"]
     title = f"Predicted: where the time of a step goes at batch {result.batch_size}"
     dispensable = ["busiest SM", "blocks", "bound by", "share", "fill"]
-    return Grid(title=title, columns=names, rows=rows, notes=[_LAYERS_NOTE], dispensable=dispensable)
+    return Grid(
+        title=title, columns=names, rows=rows, notes=[_LAYERS_NOTE], dispensable=dispensable, explained=_LAYERS_COLUMNS
+    )
 
 
 def _answer(result: Forecast) -> Measurement:

@@ -89,7 +89,8 @@ def list_sizes(measurements: Sequence[Measurement]) -> str:
 def legend(result: BatchSizeResult) -> list[str]:
     """Return a list with a sentence that explains the marks in the first column; empty without marks."""
     marks = set(_marks(result).values())
-    shown = [f"{mark} {word}" for mark, word in _MARKS.items() if mark in marks]
+    words = _MARKS | ({"≈": "the model cannot tell it from the fastest"} if result.predicted else {})
+    shown = [f"{mark} {word}" for mark, word in words.items() if mark in marks]
     if any(m.status == "dropped" and has_row(m, result) for m in result.sizes.values()):
         shown.append("dropped: cannot be the recommendation, by its timings")
     return [f"{', '.join(shown)}."] if shown else []

@@ -10,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 from rich.console import Console
 
 from cubatch.report.grid import Grid, _shortened
+from cubatch.report.html import tables
 
 CELLS = st.one_of(st.none(), st.integers(-(10**9), 10**9), st.text("abc xyz.,", max_size=15))
 
@@ -134,6 +135,18 @@ def test_dispensable_columns_are_left_out_in_order_until_a_row_fits(width, colum
     assert " ".join(grid.shown(width).columns) == columns
     unknown = Grid(columns=["n", "unknown everywhere", "why"], rows=[[1, None, "because"]], dispensable=["n"])
     assert unknown.shown(10).columns == ["n", "why"]
+
+
+def test_only_columns_that_are_shown_are_explained():
+    """In the last note, as text of any width and as HTML, which has all columns."""
+    grid = Grid(
+        columns=["batch", "memory", "unknown", "why"], rows=[[8, "1 MiB", None, "because"]], dispensable=["memory"],
+        notes=["A note."], explained={"memory": "is the plan", "unknown": "is nowhere", "why": "is a reason"},
+    )  # fmt: skip
+    assert grid.text().splitlines()[-1] == "“memory” is the plan, “why” is a reason."
+    assert grid.text(20).splitlines()[-1] == "“why” is a reason."
+    assert "“memory” is the plan, “why” is a reason." in tables([grid])
+    assert attrs.evolve(grid, explained={"unknown": "is nowhere"}).text().splitlines()[-1] == "A note."
 
 
 @pytest.mark.parametrize(

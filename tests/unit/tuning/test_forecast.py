@@ -238,11 +238,24 @@ def test_sizes_within_the_models_error_of_the_fastest_are_named(planted):
     """
     planted(rates(n8=100, n16=150, n32=200 * math.exp(-0.082), n64=200, n128=200 * math.exp(-0.084)))
     assert ask().tied_with == tuple(ask().to_mapping()["tied_with"]) == (32,)
-    assert any("cannot tell 64 from 32." in reason for reason in ask().reasons)
-    assert any("32 may do as well" in reason for reason in ask(tolerance=0.01).reasons)
-    assert not any("may do as well" in reason for reason in ask(tolerance=0.1).reasons)
+    assert "Within the model's error, 32 is as fast as 64." in ask().reasons
+    why = "32 is not recommended because it is predicted at 92.1 % of that speed, less than 99 %: "
+    assert any(reason.startswith(why) for reason in ask(tolerance=0.01).reasons)
+    assert not any("is not recommended" in reason for reason in ask(tolerance=0.1).reasons)
+    shares = ask(tolerance=0.01).to_mapping()["shares"]
+    assert shares["32"] == pytest.approx(math.exp(-0.082))
+    assert shares["64"] == 1.0
     planted(rates(n8=100, n16=199, n32=199, n64=200, n128=199))
-    assert any("16 may do as well" in reason for reason in ask(tolerance=0.0).reasons)
+    assert "Within the model's error, 16, 32 and 128 are as fast as 64." in ask(tolerance=0.0).reasons
+    assert any("16 is not recommended" in reason for reason in ask(tolerance=0.0).reasons)
+
+
+def test_by_latency_the_largest_tie_is_named_that_is_too_slow(planted):
+    """A batch of 16 takes 5 % longer than one of 8, within the model's error, but not within 1 %."""
+    planted({8: 1.0, 16: 1.05, 32: 1.5, 64: 3.0, 128: 6.0})
+    found = ask(objective="latency", tolerance=0.01)
+    assert (found.batch_size, found.tied_with) == (8, (16,))
+    assert any("16 is not recommended because it is predicted at 95.2 %" in each for each in found.reasons)
 
 
 def test_the_interval_is_the_models(planted):
