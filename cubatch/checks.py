@@ -8,16 +8,17 @@ Converters whose name begins with `required_` reject None too.
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from types import UnionType
 from typing import Any
 
-from cubatch.errors import InvalidArgument
+from cubatch.errors import InvalidArgument, UnknownName
 from cubatch.units import shown
 
 MOST = 1e30
@@ -212,6 +213,14 @@ def check_kind(field: str, value: object, kind: type, allowed: str) -> None:
     """Raise InvalidArgument if the value is not of type `kind`, which `allowed` describes to the user."""
     if not isinstance(value, kind):
         raise InvalidArgument(field, value, allowed)
+
+
+def check_options(options: Mapping[str, Any], function: Callable[..., Any]) -> None:
+    """Raise UnknownName for an option that is no argument of the public function that gets the options."""
+    known = inspect.signature(function).parameters
+    for name in options:
+        if name not in known:
+            raise UnknownName("argument", name, known, f"The options are those of {function.__name__}().")
 
 
 def check_path(path: object, field: str = "path") -> None:

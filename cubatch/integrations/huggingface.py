@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from cubatch.checks import check_batch_size
+from cubatch.checks import check_batch_size, check_options
 from cubatch.errors import InvalidArgument
 from cubatch.frameworks import loader_rate
 from cubatch.frameworks.torch_state import kept_random_state
@@ -129,6 +129,7 @@ def tune_trainer(
         if name in options:
             remedy = "Set it in the Trainer, or call autotune_module()."
             raise InvalidArgument(name, options[name], "left to the Trainer", remedy)
+    check_options(options, autotune_module)
     devices = arguments.world_size
     if target_batch_size is not None and check_batch_size(target_batch_size, "target_batch_size") % devices:
         raise InvalidArgument("target_batch_size", target_batch_size, f"a multiple of the {devices} processes")

@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 
+from cubatch import checks
 from cubatch.errors import CubatchError, InvalidArgument
 from cubatch.hardware.facts import Device
 from cubatch.network.models import SpecLike
@@ -97,6 +98,7 @@ def compare(
     """
     if not isinstance(prices, Mapping | None):
         raise InvalidArgument("prices", prices, 'a mapping such as {"t4": 0.35}')
+    checks.check_options(options, prediction.predict)
     gpus = priced_devices.distinct(devices)
     paid = priced_devices.prices_of(gpus, prices or {})
     for name in {"anchors", "batch_sizes"} & set(options):

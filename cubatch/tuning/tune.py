@@ -125,9 +125,14 @@ def autotune(
             isolate=isolate, dims=dims, threads=threads,
         )  # fmt: skip
     else:
-        for name, given in {"dims": dims or None, "threads": threads}.items():
-            if given is not None:
-                raise InvalidArgument(name, given, 'left out unless library="onnxruntime" runs an .onnx file')
+        if dims:
+            raise InvalidArgument("dims", dims, 'left out unless library="onnxruntime" runs an .onnx file')
+        if threads is not None:
+            allowed = "left out for cubatch's own engine, which runs as one instance"
+            remedy = (
+                'Only ONNX Runtime (library="onnxruntime") and modules of PyTorch (library="torch" of the command) can.'
+            )
+            raise InvalidArgument("threads", threads, allowed, remedy)
         subject = NetworkSubject.of(
             layer_spec, device, request, devices=devices, mode=mode, dtype=dtype, optimizer=optimizer,
             library=library, recompute=recompute, isolate=isolate,

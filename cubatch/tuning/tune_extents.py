@@ -56,6 +56,7 @@ def autotune_extents(
     """
     axis, chosen = _only_axis(extents)
     is_onnx = isinstance(module, str | Path) and Path(module).suffix == ".onnx"
+    checks.check_options(options, tune.autotune if is_onnx else autotune_module)
     if isinstance(module, str | Path) and not is_onnx:
         raise InvalidArgument("module", str(module), "a torch.nn.Module or the path of an ONNX file", "Build it first.")
     if is_onnx and batches is not None:

@@ -55,6 +55,7 @@ def autotune_threads(
     options, library = {"device": "cpu", **options}, "onnxruntime" if is_onnx else "torch"
     if (given := options.pop("library", library)) != library:
         raise InvalidArgument("library", given, f'"{library}" or left out for {module}')
+    checks.check_options(options, tune.autotune if is_onnx else autotune_module)
     if is_onnx:
         if batches is not None:
             raise InvalidArgument("batches", batches, "left out for an ONNX file, whose axes have names")

@@ -77,6 +77,23 @@ def test_an_argument_out_of_range_is_named(module, threads, given, field):
     assert refused.value.field == field
 
 
+@pytest.mark.parametrize(
+    ("tune", "name", "near"),
+    [
+        (lambda **more: cb.autotune_threads("model.onnx", (1,), **more), "max_batch", "max_batch_size"),
+        (lambda **more: cb.autotune_threads("m:build", (1,), batches=SHAPE, **more), "sequence", "arguments"),
+        (lambda **more: cb.autotune_extents("model.onnx", {"sequence": (8,)}, **more), "max_batch", "max_batch_size"),
+        (lambda **more: cb.compare("mlp", ["t4"], **more), "tolerence", "tolerance"),
+    ],
+)
+def test_an_unknown_option_is_named_with_near_ones(tune, name, near):
+    """Instead of a TypeError that names a function which the user did not call."""
+    with pytest.raises(cb.UnknownName, match=name) as refused:
+        tune(**{name: 1})
+    assert refused.value.value == name
+    assert near == "arguments" or near in refused.value.near
+
+
 def test_threads_are_for_what_runs_in_processes_of_its_own():
     """A module of this process and cubatch's own engine refuse them."""
     with pytest.raises(cb.InvalidArgument) as refused:
@@ -85,3 +102,4 @@ def test_threads_are_for_what_runs_in_processes_of_its_own():
     with pytest.raises(cb.InvalidArgument) as refused:
         cb.autotune("mlp", device="cpu", threads=1)
     assert refused.value.field == "threads"
+    assert "onnxruntime" in refused.value.remedy
