@@ -67,8 +67,8 @@ class _Worker:
             os.sched_setaffinity(0, cpus)
         self._runner = FactoryRef(factory, arguments)()
 
-    def prepare(self, batch_size: int) -> None:
-        self._runner.prepare(batch_size)
+    def prepare(self, batch_size: int) -> float | None:
+        return self._runner.prepare(batch_size)
 
     def hold_reference(self, repeats: int) -> bool:
         return isinstance(self._runner, HoldsReference) and self._runner.hold_reference(repeats)

@@ -99,11 +99,6 @@ class BoundedRunner(abc.ABC):
         return None if taken is None else self.own_bytes + self._batch_bytes + taken
 
     @property
-    def first_seconds(self) -> float | None:
-        """Seconds of the very first step of the prepared size in this process; None if there was none."""
-        return self._first_seconds.get(self._batch_size)
-
-    @property
     def peak_device_bytes(self) -> int | None:
         """Always None: these runners do not query the driver."""
         return None
@@ -230,9 +225,12 @@ class BoundedRunner(abc.ABC):
             "page_faults": self.page_faults,
         }  # fmt: skip
 
-    def prepare(self, batch_size: int) -> None:
+    def prepare(self, batch_size: int) -> float | None:
         """
         Draw a batch and run a first step, in which frameworks compile and choose algorithms.
+
+        Returns:
+            float | None: Seconds of the very first step of the size in this process.
 
         Raises:
             OverLimit: If it might exceed the memory limit, by the trace or by the measured memory of smaller sizes.
@@ -247,6 +245,7 @@ class BoundedRunner(abc.ABC):
         taken = self.peak_bytes
         if taken is not None and taken > self._memory_limit:
             raise OutOfMemory(f"a step of batch size {batch_size}", taken, self._memory_limit)
+        return self._first_seconds.get(batch_size)
 
     def hold_reference(self, repeats: int) -> bool:
         """

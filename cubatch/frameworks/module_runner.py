@@ -101,24 +101,27 @@ class ModuleRunner(BoundedRunner):
             )
         return remarks
 
-    def prepare(self, batch_size: int) -> None:
+    def prepare(self, batch_size: int) -> float | None:
         """
         Draw a batch and run a first step; set `compile_seconds` to the time of compiling.
+
+        Returns:
+            float | None: As `BoundedRunner.prepare`.
 
         Raises:
             InvalidArgument: If PyTorch would not compile the step but run it as it is.
             OverLimit, OutOfMemory: As `BoundedRunner.prepare`.
         """
         if not self.is_compiled:
-            super().prepare(batch_size)
-            return
+            return super().prepare(batch_size)
         self.forget_compiling()
         with self.compiling():
-            super().prepare(batch_size)
+            first = super().prepare(batch_size)
         if self.compile_seconds:
             began = time.monotonic()
             self.clock.time(self.step, 1)
             self.note_compiling(batch_size, self.compile_seconds - (time.monotonic() - began))
+        return first
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:

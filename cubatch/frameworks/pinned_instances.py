@@ -42,15 +42,16 @@ class PinnedInstances(RemoteBoundedRunner):
         self._is_started = False  # the others
         self._pool = ThreadPoolExecutor(len(shares))  # its threads live as long as their workers must
 
-    def prepare(self, batch_size: int) -> None:
+    def prepare(self, batch_size: int) -> float | None:
         """Prepare a batch size in all instances; start the others with the first one, as a kind of compiling."""
         started = 0.0
         if not self._is_started:  # not before: their CPU time counts as that of the measurement
             began = time.monotonic()
             self._together(super().start, "start")
             self._is_started, started = True, time.monotonic() - began
-        self._together(super().prepare, "prepare", batch_size)
+        first: float | None = self._together(super().prepare, "prepare", batch_size)[0]
         self.compile_seconds += started
+        return first
 
     def time(self, repeats: int) -> Reading:
         """

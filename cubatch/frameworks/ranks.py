@@ -246,19 +246,19 @@ class RankedRunner(BoundedRunner):
         look = super().look(seconds=seconds, top=top, trace_seconds=trace_seconds)
         return {**look, "num_samples": self._runner.num_samples}
 
-    def prepare(self, batch_size: int) -> None:
+    def prepare(self, batch_size: int) -> float | None:
         """Prepare the step of a batch size on all ranks; `compile_seconds` is the time of the slowest compilation."""
         if not self.is_compiled:
-            super().prepare(batch_size)
-            return
+            return super().prepare(batch_size)
         self._do("forget_compiling")
-        super().prepare(batch_size)
+        first = super().prepare(batch_size)
         self.compile_seconds = max(self._do("compile_seconds"))
         if self.compile_seconds:
             began = time.monotonic()
             self.clock.time(self.step, 1)
             self.compile_seconds = max(0.0, self.compile_seconds - (time.monotonic() - began))
             self._do("note_compiling", batch_size, self.compile_seconds)
+        return first
 
     def walk(self, num_bytes: int, top: int | None, seconds: float) -> Peaks:
         """Return peak bytes of traced steps by batch size; the result is the same on all ranks."""

@@ -27,13 +27,13 @@ class RemoteBoundedRunner(RemoteRunner):
     ) -> None:  # fmt: skip
         super().__init__(factory, prepare_seconds=prepare_seconds, remedy=remedy, cpus=cpus)
         self.compile_seconds = 0.0
-        self.first_seconds: float | None = None
         self._report = MemoryReport(history=[], forecast=None, remarks=[], page_faults=[])
 
-    def prepare(self, batch_size: int) -> None:
+    def prepare(self, batch_size: int) -> float | None:
         """Draw a batch and run a first step in the worker; start a worker if there is none."""
-        super().prepare(batch_size)
-        self.compile_seconds, self.first_seconds = self.call("compile_seconds"), self.call("first_seconds")
+        first = super().prepare(batch_size)
+        self.compile_seconds = self.call("compile_seconds")
+        return first
 
     def look(self, *, seconds: float, top: int | None, trace_seconds: float) -> MemoryLook:
         """

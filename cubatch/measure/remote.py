@@ -118,11 +118,12 @@ class RemoteRunner:
         """Bytes of device memory that the worker holds by the driver, context included; None if unknown."""
         return self._memory("peak_device_bytes")
 
-    def prepare(self, batch_size: int) -> None:
-        """Prepare a batch size in the worker; start one if there is none."""
+    def prepare(self, batch_size: int) -> float | None:
+        """Prepare a batch size in the worker, as its runner does; start a worker if there is none."""
         self._doing, self._batch_size = f"batch size {batch_size}", batch_size
         self.start()
-        self._ask({"do": "prepare", "batch_size": batch_size}, self._prepare_seconds)
+        first: float | None = self._ask({"do": "prepare", "batch_size": batch_size}, self._prepare_seconds)
+        return first
 
     def start(self) -> None:
         """Start a worker, with its reference steps, if there is none."""

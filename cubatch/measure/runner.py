@@ -71,8 +71,13 @@ class Runner(Protocol):
     def peak_device_bytes(self) -> int | None:
         """Bytes of device memory that the process holds by the driver, context included; None if unknown."""
 
-    def prepare(self, batch_size: int) -> None:
-        """Allocate and load what steps of this batch size need."""
+    def prepare(self, batch_size: int) -> float | None:
+        """
+        Allocate and load what steps of this batch size need.
+
+        Returns:
+            float | None: Seconds of the very first step of the size in its process, if it was run here or before.
+        """
 
     def step(self) -> object:
         """Run or enqueue one step of the prepared batch size; the clock waits for the returned value if it can."""
@@ -120,15 +125,6 @@ class Compiles(Protocol):
     @property
     def compile_seconds(self) -> float:
         """Seconds of the last `prepare` in which something was compiled; 0 if nothing was."""
-
-
-@runtime_checkable
-class RunsFirst(Protocol):
-    """A runner that runs a first step when a batch size is prepared."""
-
-    @property
-    def first_seconds(self) -> float | None:
-        """Seconds of the very first step of the prepared size in this process; None if there was none."""
 
 
 @runtime_checkable

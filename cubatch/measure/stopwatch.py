@@ -19,7 +19,7 @@ import attrs
 from cubatch.errors import DeviceFailed, OutOfMemory, TimedOut, WorkerDied
 from cubatch.measure.budget import Budget, repeats_for, timings_for
 from cubatch.measure.records import PER_TRIAL, Timing
-from cubatch.measure.runner import Compiles, HoldsReference, KnowsFree, Reading, Runner, RunsFirst
+from cubatch.measure.runner import Compiles, HoldsReference, KnowsFree, Reading, Runner
 from cubatch.measure.stopping import median
 from cubatch.measure.throttling import HighestClocks
 from cubatch.units import format_seconds
@@ -156,10 +156,7 @@ class Stopwatch:
         last, repeats = self._settle(*(([], 1) if self._is_warm else self._warm_clocks(likely)), likely)
         settled = now()
         spent.warmup_seconds += settled - prepared
-        if isinstance(self.runner, RunsFirst):
-            spent.first_seconds = self.runner.first_seconds
-        else:
-            spent.first_seconds = self._first_seconds.get(batch_size)
+        spent.first_seconds = self._first_seconds.get(batch_size)
         memory = self.runner.peak_bytes, self.runner.peak_device_bytes
         spent.query_seconds += now() - settled
         times = 0.0 if expected is None else last.seconds / expected
@@ -286,7 +283,9 @@ class Stopwatch:
             self.budget.check()
         before = self.runner.clock.now()
         with self._waiting(f"preparing batch size {batch_size}", HANG_SECONDS):
-            self.runner.prepare(batch_size)
+            first = self.runner.prepare(batch_size)
+        if first is not None:
+            self._first_seconds.setdefault(batch_size, first)
         seconds = self.runner.clock.now() - before
         if isinstance(self.runner, Compiles):
             seconds -= self.budget.forgive_compiling(self.runner.compile_seconds)

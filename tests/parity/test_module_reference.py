@@ -61,13 +61,10 @@ def test_the_first_call_of_a_size_is_timed_once():
     """A second preparation of the size does not replace its time; the next size has a first call of its own."""
     runner = torch_module.TorchModule(SlowFirst(), (8,), mode="inference").ready().runner(2**34, 0)
     runner.prepare(4)  # the process loads its code with a step of this size, before the one that counts
-    runner.prepare(16)
-    first = runner.first_seconds
+    first = runner.prepare(16)
     assert 0.1 <= first < 1
-    runner.prepare(4)
-    assert runner.first_seconds < 0.1
-    runner.prepare(16)
-    assert runner.first_seconds == first
+    assert runner.prepare(4) < 0.1
+    assert runner.prepare(16) == first
     runner.close()
 
 
