@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -95,6 +95,7 @@ def tune(
     Example: cubatch tune resnet18 --mode training --memory-limit 8GiB --plot curve.png
     """
     from cubatch.tuning import tune as tuner
+    from cubatch.tuning.results import TuningResult
 
     chosen_store = opt.choose_store(store, no_store=no_store, fresh=fresh)
     if quick and budget is not None:
@@ -103,7 +104,7 @@ def tune(
     sizes = opt.optional_sizes(batch_sizes)
     console.check_writable(json=json, plot=plot, report=report)
     _check_endings(plot, report)
-    ask: Callable[..., TuningResult]
+    tune_one: Callable[..., TuningResult]
     inputs = torch_module.InputOptions(
         input_shape, batches=batches, loader=loader, example_inputs=example_inputs, constant_inputs=constant_inputs,
         accumulate=accumulate,
@@ -115,23 +116,23 @@ def tune(
             "--classes": classes, "--devices": devices, "--recompute": recompute or None,
             "--isolate/--no-isolate": isolate, "--dim": dim,
         }  # fmt: skip
-        ask = torch_module.bind(tune_module.autotune_module, model, inputs, dtype=dtype, others=others)
-        ask = functools.partial(ask, loader=loader)
+        bound = torch_module.bind(tune_module.autotune_module, model, inputs, dtype=dtype, others=others)
+        tune_one = functools.partial(bound, loader=loader)
     else:
         inputs.check_absent(library)
-        ask = functools.partial(
+        tune_one = functools.partial(
             tuner.autotune, _spec(model, library, input_shape, classes), devices=opt.several_devices(devices),
             dtype=dtype, library=library, recompute=recompute, isolate="auto" if isolate is None else isolate,
             dims=_dims(dim or []),
         )  # fmt: skip
+    ask: Callable[..., TuningResult | ThreadsResult] = tune_one
     if threads is not None:
         if plot is not None or report is not None:
             raise typer.BadParameter("leave out --plot and --report where --threads compares several results")
         from cubatch.tuning import tune_threads
 
         device = "cpu" if device is None else device
-        over_threads = cast("Any", tune_threads.over_threads)  # a ThreadsResult, which is shown only
-        ask = functools.partial(over_threads, ask, opt.whole_numbers("--threads", threads))
+        ask = functools.partial(tune_threads.over_threads, tune_one, opt.whole_numbers("--threads", threads))
     try:
         with console.watching(model) as watch:
             result = ask(
@@ -142,7 +143,7 @@ def tune(
                 seed=seed, progress=watch,
             )  # fmt: skip
     except KeyboardInterrupt as stop:
-        partial = cast("TuningResult | ThreadsResult | None", getattr(stop, "partial", None))
+        partial: TuningResult | ThreadsResult | None = getattr(stop, "partial", None)
         if partial is not None:
             _show(partial, json)
         is_kept = getattr(stop, "is_kept", not no_store)
@@ -150,13 +151,8 @@ def tune(
         console.say(f"cubatch: interrupted; the timings are {resume if is_kept else 'not cached'}")
         raise typer.Exit(console.INTERRUPTED) from stop
     _show(result, json)
-    if plot is not None:
-        result.plot(plot)
-    if report is not None:
-        with console.writing("--report", report) as path:
-            result.report(path)
-    for written in filter(None, (plot, report)):
-        console.say(f"wrote {written}")
+    if isinstance(result, TuningResult):
+        _write(result, plot, report)
 
 
 def _dims(texts: list[str]) -> dict[str, int] | None:
@@ -191,6 +187,16 @@ def _spec(model: str, library: str, input_shape: str | None, classes: int | None
         option = "--classes" if input_shape is None else "--input-shape"
         raise typer.BadParameter(f"leave out {option}: --library onnxruntime runs the file as it is")
     return model
+
+
+def _write(result: TuningResult, plot: str | None, report: str | None) -> None:
+    if plot is not None:
+        result.plot(plot)
+    if report is not None:
+        with console.writing("--report", report) as path:
+            result.report(path)
+    for written in filter(None, (plot, report)):
+        console.say(f"wrote {written}")
 
 
 def _show(result: TuningResult | ThreadsResult, json_path: str | None) -> None:
