@@ -34,8 +34,9 @@ class ModuleFootprint(Shown):
         activations: All others: outputs, values saved for the backward pass, their gradients, temporary results.
         workspace: Of cuBLAS, in PyTorch's default setting; 0 without a GPU, as the next two.
         allocator: What PyTorch's caching allocator reserves in addition: rounding, and free blocks of its segments.
-            The GPU's memory is the limit at which it returns free segments. Segments are expandable if the environment
-            of this process sets them so.
+            The GPU's memory is the limit at which it returns free segments.
+        expandable_segments: Whether the simulated segments are expandable, by the environment of this process; None
+            without a GPU.
         overhead: The CUDA context, and code of libraries.
         overhead_source: Where that figure comes from; empty without a GPU.
         total: The sum of these parts.
@@ -56,6 +57,7 @@ class ModuleFootprint(Shown):
     activations: int
     workspace: int
     allocator: int
+    expandable_segments: bool | None
     overhead: int
     overhead_source: str
     total: int
@@ -69,16 +71,17 @@ class ModuleFootprint(Shown):
         """Return the footprint of a traced step: with the overhead of `gpu`, or of the tensors alone without one."""
         by_submodule = dict(sorted(walk.activations.items(), key=lambda item: -item[1]))
         workspace = allocator = overhead = 0
+        is_expandable = None if gpu is None else caching_allocator.is_expandable()
         if gpu is not None:
             workspace, overhead = cublas_workspace_bytes(gpu), context_overhead.overhead_bytes(gpu)
             capacity = math.inf if gpu.memory_bytes is None else max(0, gpu.memory_bytes - overhead)
             reserved = caching_allocator.reserved_bytes(
-                [(workspace, 0, math.inf), *walk.lives], capacity, is_expandable=caching_allocator.is_expandable()
+                [(workspace, 0, math.inf), *walk.lives], capacity, is_expandable=bool(is_expandable)
             )
             allocator = reserved - workspace - walk.peak_bytes
         return cls(
             name=name, mode=mode, batch_size=batch_size, **walk.parts, activations=sum(by_submodule.values()),
-            workspace=workspace, allocator=allocator, overhead=overhead,
+            workspace=workspace, allocator=allocator, expandable_segments=is_expandable, overhead=overhead,
             overhead_source="" if gpu is None else context_overhead.source(gpu),
             total=walk.peak_bytes + workspace + allocator + overhead, by_submodule=by_submodule, recurrent=recurrent,
         )  # fmt: skip

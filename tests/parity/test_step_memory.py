@@ -542,6 +542,9 @@ def named(tmp_path, monkeypatch):
 
 
 def test_a_module_is_named_too(named, monkeypatch):
+    assert (expandable.expandable_segments, large.expandable_segments) == (True, False)
+    assert "with expandable segments" in expandable.table()
+    assert "with default segments" in large.table()
     """A function that builds it, and one that makes its batches."""
     monkeypatch.syspath_prepend(named)
     found = cb.footprint("my_net:build", "my_net:batches", batch_size=10)
@@ -603,3 +606,4 @@ def test_what_does_not_apply_is_rejected(arguments, options, field):
     with pytest.raises(InvalidArgument) as caught:
         cb.footprint(*arguments, **options)
     assert caught.value.field == field
+    assert "simulated with default segments" in run(*asked, "--device", "t4,l4", "--mode", "inference")[1]

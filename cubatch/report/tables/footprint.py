@@ -30,8 +30,8 @@ _OF_RECURRENT = (
     "Of what a library takes for all time steps of {}, only what oneDNN keeps in training is included: measure it."
 )
 _ON_A_GPU = (
-    "“allocator” is what PyTorch's caching allocator reserves beyond the tensors, “overhead” the CUDA context and "
-    "libraries, {}. Without workspaces of convolutions in cuDNN."
+    "“allocator” is what PyTorch's caching allocator reserves beyond the tensors, with {} segments. “overhead” is the "
+    "CUDA context and libraries, {}. Without workspaces of convolutions in cuDNN."
 )
 
 
@@ -86,7 +86,17 @@ def by_device(rows: Sequence[DeviceMemory], *, title: str) -> Grid:
         "per hour": lambda of: written(format_price, of[0].price),
     }
     records = [(row, mode, taken) for row in rows for mode, taken in row.modes.items()]
-    return Grid.of(records, columns, title=title, notes=[_cheapest(rows, size)])
+    footprints = [memory.footprint for row in rows for memory in row.modes.values()]
+    on_gpus = [
+        each for each in footprints if isinstance(each, ModuleFootprint) and each.expandable_segments is not None
+    ]
+    segments = sorted(set(map(_segments, on_gpus)))
+    notes = [_cheapest(rows, size), *(f"PyTorch's allocator is simulated with {each} segments." for each in segments)]
+    return Grid.of(records, columns, title=title, notes=notes)
+
+
+def _segments(taken: ModuleFootprint) -> str:
+    return "expandable" if taken.expandable_segments else "default"
 
 
 def _cheapest(rows: Sequence[DeviceMemory], size: int) -> str:
@@ -161,7 +171,7 @@ def _parts(plans: Mapping[str, Footprint | ModuleFootprint], title: str) -> Grid
 def _not_counted(plans: Mapping[str, Footprint | ModuleFootprint]) -> str:
     modules = [plan for plan in plans.values() if isinstance(plan, ModuleFootprint)]
     source, recurrent = modules[0].overhead_source, modules[0].recurrent
-    text = _ON_A_GPU.format(source) if source else _ON_A_CPU
+    text = _ON_A_GPU.format(_segments(modules[0]), source) if source else _ON_A_CPU
     return f"{text} {_OF_RECURRENT.format(join_words(recurrent))}" if recurrent else text
 
 
