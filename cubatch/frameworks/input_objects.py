@@ -55,7 +55,13 @@ def has_holder(tree: Any) -> bool:
 
 
 def is_cache(value: Any) -> bool:
-    """Return whether the class of an object or a base class has "cache" in its name, as in Hugging Face."""
+    """
+    Return whether the class of an object or a base class has "cache" in its name.
+
+    Caches have nothing else in common by which an empty one, or one of a single sample, differs from other objects.
+    Those of Transformers have the word in their names; for convolutions and Mamba they have no method `update`. Two
+    examples, or a function of the batch size, need no such guess unless the cache is empty.
+    """
     return any("cache" in kind.__name__.lower() for kind in type(value).__mro__)
 
 

@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import dis
+import functools
 import itertools
 import math
+import sys
 import time
+import traceback
 import types
 import weakref
 from collections import Counter
@@ -37,7 +41,8 @@ _FEWEST = 2  # traces, for a line
 _MOST_RUN_BYTES = 1 << 26  # of inputs, with which an operation is run on zeros if PyTorch cannot trace it
 _MOST_CORRECTIONS = 4
 _NEAR = 0.01  # how near to what a step may take a size must lie that no other need be walked through
-_MOST_GUESSES = 2_000  # at what depends on data, in a walk: a loop until something is true would never end
+_MOST_GUESSES = 2_000  # at what depends on data, in a walk
+_MOST_GUESSES_IN_WHILE = 64  # in `while` loops: one until something is true would never end
 _MOST_NAMED = 16  # operators of a trace, in an error
 _MOST_SUBSETS = 8  # of inputs that are tried as constants: each takes a trace
 _MOST_MORE = 20_000  # operations, which take a walk seconds: a loop over samples would take it minutes or hours
@@ -50,7 +55,7 @@ Opaque = Callable[..., Any] | int
 
 
 class TraceTooLong(Exception):
-    """Raised if a trace does not end by its deadline, as of a module with a long loop in Python."""
+    """Raised if a trace does not end by its deadline, or seems never to end because data decide about a loop."""
 
 
 @attrs.frozen
@@ -243,7 +248,7 @@ def walked(
 
     Raises:
         InvalidArgument: If the step does not call a name in `opaque`.
-        TraceTooLong: If this process has used `deadline` seconds of CPU time.
+        TraceTooLong: If this process has used `deadline` seconds of CPU time, or a loop does not end without data.
         Exception: Raised by the step on fake tensors.
     """
     import torch
@@ -354,7 +359,7 @@ class _Watch:
         self.called: dict[str, bool] = {}  # operators and opaque submodules; whether it is one that makes new tensors
         self.operators: list[Operator] = []
         self._is_updating = False
-        self._guesses = self._now = self._peak_at = 0
+        self._guesses = self._guesses_in_while = self._now = self._peak_at = 0
         self._seen: weakref.WeakKeyDictionary[Any, _Life] = weakref.WeakKeyDictionary()
         self._lives: list[_Life] = []
         self._written: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -376,10 +381,14 @@ class _Watch:
         self.batch = 0
 
     def record(self, operation: Any, arguments: Sequence[Any], options: Mapping[str, Any], result: Any) -> None:
-        """Record the operators of an operation, if requested; those of batch 2 count for all later batches too."""
+        """
+        Record the operators of an operation, if requested; those of batch 2 count for all later batches too.
+
+        Of an operation that a function replaces, the operators of the function count.
+        """
         import torch
 
-        if self._batches is None:
+        if self._batches is None or callable(self.opaque.get(name_of(operation))):
             return
         is_backward = torch._C._current_graph_task_id() != -1  # noqa: SLF001 - the only sign of it
         phase = "optimizer" if self._is_updating else "backward" if is_backward else "forward"
@@ -475,8 +484,9 @@ class _Watch:
             return recurrent_workspace.completed(arguments, result) if is_recurrent else result
         except (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException):
             self._guesses += 1
-            if self._guesses > _MOST_GUESSES:
-                raise
+            self._guesses_in_while += _is_in_while()
+            if self._guesses > _MOST_GUESSES or self._guesses_in_while > _MOST_GUESSES_IN_WHILE:
+                raise TraceTooLong from None
             assumed = data_dependent.result(operation, arguments, options)
             if assumed is not NotImplemented:
                 self.guessed.add(str(operation))
@@ -489,12 +499,20 @@ class _Watch:
 
     def _run(self, operation: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
         """Return the result of an operation without data; run it on zeros if it is small and cannot be traced."""
+        import torch
         from torch._subclasses.fake_tensor import UnsupportedOperatorException
+        from torch.utils._python_dispatch import _disable_current_modes
 
+        tensors = list(tensors_of((arguments, options)))
+        if torch.Tag.inplace_view in operation.tags and all(
+            type(each) is torch.Tensor and each.is_meta for each in tensors
+        ):
+            with _disable_current_modes():  # as in torch.tensor(..., device="meta"), which no mode sees before
+                return operation(*arguments, **options)
         try:
             return operation(*arguments, **options)
         except UnsupportedOperatorException:
-            if sum(each.numel() * each.itemsize for each in tensors_of((arguments, options))) > _MOST_RUN_BYTES:
+            if sum(each.numel() * each.itemsize for each in tensors) > _MOST_RUN_BYTES:
                 raise
             self._fakes.allow_fallback_kernels = True
             try:
@@ -580,6 +598,22 @@ def _replace_submodules(module: Any, opaque: Mapping[str, Opaque], called: dict[
     for name, part in module.named_modules():
         if name in opaque:
             part.forward = replaced(name, part.forward, opaque[name])
+
+
+def _is_in_while() -> bool:
+    """Return whether a `while` loop of the traced module is running."""
+    called = traceback.walk_stack(sys._getframe(1))  # noqa: SLF001 - not of this frame, which would refer to itself
+    traced = itertools.takewhile(lambda each: each[0].f_code is not walked.__code__, called)
+    places = ((frame.f_lasti, _while_loops(frame.f_code)) for frame, _ in traced)
+    return any(begin <= place <= end for place, loops in places for begin, end in loops)
+
+
+@functools.cache
+def _while_loops(code: types.CodeType) -> list[tuple[int, int]]:
+    """Return the first and last offset of each `while` loop: unlike a `for` loop, it jumps back to no iterator."""
+    names = {each.offset: each.opname for each in dis.get_instructions(code)}
+    jumps = [(each.argval, each.offset) for each in dis.get_instructions(code) if "JUMP_BACKWARD" in each.opname]
+    return [(begin, end) for begin, end in jumps if names[begin] not in {"FOR_ITER", "SEND"}]
 
 
 def _computes(operation: Any) -> bool:

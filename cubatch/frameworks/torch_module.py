@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import attrs
 
 from cubatch.checks import MAX_BATCH_SIZE
-from cubatch.errors import InvalidArgument, MissingDependency
+from cubatch.errors import CubatchError, InvalidArgument, MissingDependency
 from cubatch.estimate.operators import Operator
 from cubatch.frameworks import garbage, module_source, torch_memory
 from cubatch.frameworks.attributes import kept_attributes
@@ -25,6 +26,7 @@ from cubatch.frameworks.torch_step import AUTOCAST, OPTIMIZERS, StepKind
 from cubatch.hardware import memory_limit as hardware_memory, probe
 from cubatch.hardware.facts import Device
 from cubatch.network.importers.torch_export import check_initialized
+from cubatch.units import first_line
 
 MODES = ("inference", "training")
 _FIRST_SIZES = 2, 16  # traced first for the largest batch that fits, where a line through them meets the limit
@@ -181,34 +183,50 @@ class TorchModule:
 
         Raises:
             NotImplementedError: As `peaks`.
-            Exception: Raised by a step on fake tensors.
+            InvalidArgument: If a step cannot be traced on tensors without data.
         """
         walked = self._walks.get((batch_size, on_gpu))
         if walked is None or (records and not walked.operators):
             _check_walkable(self._bare)
             kind = attrs.evolve(self._kind, foreach=on_gpu, consumes_inputs=not self._kind.training)
-            from torch._subclasses.fake_tensor import UnsupportedOperatorException
-
             try:
                 with self._in_mode():
                     walked = self._walks[batch_size, on_gpu] = torch_memory.walked(
                         self._bare, self._inputs, kind, self._place, batch_size, deadline=math.inf, records=records,
                         opaque=self._opaque,
                     )  # fmt: skip
-            except UnsupportedOperatorException as error:
-                name = torch_memory.name_of(error.func)
-                given = f"{self.name}, which calls {name}: it has no kernel for tensors without data"
-                allowed = "one whose operators run on tensors without data"
-                remedy = f"Use torch.library.register_fake, or opaque={{{name!r}: function}} of footprint()."
-                raise InvalidArgument("module", given, allowed, remedy) from error
+            except CubatchError:
+                raise
+            except Exception as error:
+                raise self._untraceable(error) from error
         return walked
+
+    def _untraceable(self, error: Exception) -> InvalidArgument:
+        """Return an error for the user in place of one that a trace raised, with the part that `opaque` may replace."""
+        allowed = f"one whose {MODES[self._kind.training]} step can be traced on tensors without data"
+        if isinstance(error, torch_memory.TraceTooLong):
+            given = f"{self.name}, in which data decide when a loop ends, as in generate()"
+            remedy = 'Wrap it in a module whose loop has a fixed number of rounds: see "Text generation" in the docs.'
+            return InvalidArgument("module", given, allowed, remedy)
+        where = "in footprint(), max_batch_size() or predict()"
+        if (operation := getattr(error, "func", None)) is not None:  # PyTorch's errors of tensors without data have it
+            name = torch_memory.name_of(operation)
+            given = f"{self.name}, which calls {name}: it has no kernel for tensors without data"
+            remedy = f"Use torch.library.register_fake, or opaque={{{name!r}: function}} {where}."
+            return InvalidArgument("module", given, allowed, remedy)
+        names = {id(part): name for name, part in self._bare.named_modules() if name}
+        owners = [id(frame.f_locals.get("self")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+        remedy = f"It raised {first_line(error)}."
+        if name := next((names[owner] for owner in reversed(owners) if owner in names), ""):
+            remedy += f" If submodule {name} reads data, replace it with opaque={{{name!r}: function}} {where}."
+        return InvalidArgument("module", self.name, allowed, remedy)
 
     def operators(self, largest: int) -> dict[int, Sequence[Operator]]:
         """
         Return the operators of traced steps by batch size: 2, 16 and the largest one.
 
         Raises:
-            NotImplementedError, Exception: As `walk`.
+            NotImplementedError, InvalidArgument: As `walk`.
         """
         sizes = sorted({min(size, largest) for size in (*_FIRST_SIZES, largest)})
         return {size: self.walk(size, records=True).operators for size in sizes}
@@ -227,7 +245,7 @@ class TorchModule:
                 device.
 
         Raises:
-            NotImplementedError, Exception: As `walk`.
+            NotImplementedError, InvalidArgument: As `walk`.
         """
         if device is None and self._place.type == "cuda":
             device = self.device
@@ -245,7 +263,7 @@ class TorchModule:
         Return the largest batch size whose footprint on a device is within a number of bytes; 0 if none is.
 
         Raises:
-            NotImplementedError, Exception: As `footprint`.
+            NotImplementedError, InvalidArgument: As `walk`.
         """
         known = {size: self.footprint(size, device).total for size in _FIRST_SIZES}
         for trial in itertools.count():

@@ -18,6 +18,7 @@ import numpy as np
 from cubatch.choices import Dtype, Mode, Modelled, Objective, Optimizer
 from cubatch.errors import InvalidArgument
 from cubatch.estimate.predictions import Z90
+from cubatch.frameworks.torch_memory import Opaque
 from cubatch.hardware.facts import Device
 from cubatch.measure import goal as goals
 from cubatch.measure.goal import Goal
@@ -56,6 +57,7 @@ def predict(
     autocast: str | None = None,
     accumulate: int = 1,
     constant_inputs: str | int | Sequence[str | int] = (),
+    opaque: Mapping[str, Opaque] | None = None,
 ) -> Forecast:
     """
     Predict the best batch size of a layer, a network or a PyTorch module on a GPU that need not be present.
@@ -90,6 +92,7 @@ def predict(
         optimizer: As for `autotune`; for a module as for `autotune_module`.
         recompute: As for `autotune`.
         loss, autocast, accumulate, constant_inputs: For a module only: as for `autotune_module`.
+        opaque: For a module only: as for `footprint`. A function takes the time of its operators.
 
     Returns:
         Forecast: `batch_size` is the recommendation, `reasons` explain it, `interval` has the uncertainty.
@@ -115,7 +118,10 @@ def predict(
         objective=objective, tolerance=tolerance, latency_limit=latency_limit, batch_sizes=batch_sizes,
         max_batch_size=max_batch_size, memory_limit=memory_limit,
     )  # fmt: skip
-    others = {"loss": loss, "autocast": autocast, "accumulate": accumulate, "constant_inputs": constant_inputs}
+    others = {
+        "loss": loss, "autocast": autocast, "accumulate": accumulate, "constant_inputs": constant_inputs,
+        "opaque": opaque,
+    }  # fmt: skip
     kind: dict[str, Any] = {"mode": mode, "dtype": dtype, "optimizer": optimizer, "recompute": recompute}
     if step_memory.is_module(spec, batches):
         for name, value, default in (("library", library, "vendor"), ("anchors", anchors, None)):

@@ -118,6 +118,20 @@ def test_a_loop_that_ends_with_its_data_is_not_walked_through_for_ever():
     assert any("from measured steps alone" in reason for reason in result.reasons)
 
 
+class EachRow(nn.Module):
+    """Decides for each sample, in a loop whose end does not depend on data."""
+
+    def forward(self, x):
+        return torch.stack([row * 2 if row.sum() > 9 else row for row in x])
+
+
+def test_a_loop_over_samples_ends_and_one_until_something_is_true_is_refused():
+    """A hundred decisions in a `for` loop are traced; `while` loops may have 64, after which none ends."""
+    assert cb.footprint(EachRow(), (4,), batch_size=100).total == 2 * 100 * 4 * 4
+    with pytest.raises(cb.InvalidArgument, match="fixed number of rounds"):
+        cb.footprint(Searches(), (4,), batch_size=2)
+
+
 class Blind(nn.Module):
     """Reads its data by NumPy, which a walk cannot follow, and keeps the sizes of its calls."""
 

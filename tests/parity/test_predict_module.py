@@ -228,6 +228,8 @@ def test_half_precision_is_faster():
         ((nn.Identity(), (8,)), {}, "module"),
         (("mlp",), {"autocast": "float16"}, "autocast"),
         ((Reading(), (8,)), {}, "module"),
+        ((nn.Linear(8, 2), (8,)), {"opaque": {"nowhere": 1}}, "opaque"),
+        (("mlp",), {"opaque": {"fc1": 1}}, "opaque"),
     ],
 )
 def test_what_does_not_apply_is_rejected(arguments, options, field):
@@ -235,6 +237,16 @@ def test_what_does_not_apply_is_rejected(arguments, options, field):
     with pytest.raises(InvalidArgument) as caught:
         cb.predict(*arguments, **{"device": "t4", **options})
     assert caught.value.field == field
+
+
+def test_a_part_that_cannot_be_traced_takes_the_time_of_the_function_in_its_place():
+    """A submodule, and an operator, whose own bytes do not count next to those of the function."""
+    sizes = {"device": "t4", "batch_sizes": [64, 256], "memory_limit": "64MiB"}
+    plain = cb.predict(nn.Sequential(nn.Linear(512, 512), nn.Tanh()), (512,), **sizes)
+    reading = nn.Sequential(nn.Linear(512, 512), Reading())
+    assert cb.predict(reading, (512,), opaque={"1": torch.tanh}, **sizes).seconds == plain.seconds
+    sigmoid = nn.Sequential(nn.Linear(512, 512), nn.Sigmoid())
+    assert cb.predict(sigmoid, (512,), opaque={"aten::sigmoid": torch.tanh}, **sizes).seconds == plain.seconds
 
 
 def test_the_command_predicts_a_module(tmp_path, monkeypatch, capfd):

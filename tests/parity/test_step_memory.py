@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -283,6 +284,49 @@ def test_words_that_are_generated_with_a_cache_take_what_a_real_run_takes():
     assert found.total == pytest.approx(real_peak(Generating, batches, training=False), rel=0.05)
 
 
+class Collecting(nn.Module):
+    """Begins with an empty tensor on the device of its input, as a cache of Transformers does."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x):
+        kept = torch.tensor([], device=self.layer.weight.device)
+        for _ in range(3):
+            kept = torch.cat([kept, self.layer(x).flatten()])
+        return kept
+
+
+def test_a_module_on_the_meta_device_may_make_tensors_of_numbers():
+    """`torch.tensor` makes them there before any mode sees them; the footprint is that of a module with data."""
+    with torch.device("meta"):
+        absent, generating = Collecting(), Generating()
+    found = cb.footprint(absent, (64,), batch_size=100)
+    assert found == cb.footprint(Collecting(), (64,), batch_size=100)
+    assert cb.footprint(generating, lambda n: (tokens(n, 8),), batch_size=4).total > 0
+
+
+class Sampling(nn.Module):
+    """Generates until a word ends all texts, as Transformers does."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = language_model()
+
+    def forward(self, words):
+        return self.model.generate(words, max_new_tokens=500, pad_token_id=0)
+
+
+def test_a_loop_that_data_end_is_refused_soon():
+    """A trace, without data, would not end; the error names the remedy."""
+    began = time.process_time()
+    with pytest.raises(InvalidArgument, match="fixed number of rounds") as caught:
+        cb.footprint(Sampling(), lambda n: (tokens(n, 8),), batch_size=8)
+    assert caught.value.field == "module"
+    assert time.process_time() - began < 40
+
+
 class Continuing(nn.Module):
     """Reads a word after those that a cache has the keys and values of."""
 
@@ -401,7 +445,7 @@ def test_bytes_inside_an_operator_or_submodule_count_while_it_runs():
 def test_a_submodule_may_be_replaced_by_a_function():
     """One that reads its data cannot be traced."""
     module = nn.Sequential(nn.Linear(8, 8), Reading())
-    with pytest.raises(InvalidArgument, match="module"):
+    with pytest.raises(InvalidArgument, match=r"submodule 1 reads data, .*opaque=\{'1': function\}"):
         cb.footprint(module, (8,), batch_size=100)
     found = cb.footprint(module, (8,), batch_size=100, opaque={"1": lambda x: x * 2})
     assert found.total == 4 * (72 + 3 * 800)
@@ -498,6 +542,9 @@ def test_the_environment_and_the_memory_of_a_gpu_decide_what_its_allocator_reser
         if monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", settings) is None
     )
     assert expandable.allocator < large.allocator
+    assert (expandable.expandable_segments, large.expandable_segments) == (True, False)
+    assert "with expandable segments" in expandable.table()
+    assert "with default segments" in large.table()
     assert small.total < large.total
     assert small.total <= cb.device("t4").memory_bytes < large.total
 
@@ -542,9 +589,6 @@ def named(tmp_path, monkeypatch):
 
 
 def test_a_module_is_named_too(named, monkeypatch):
-    assert (expandable.expandable_segments, large.expandable_segments) == (True, False)
-    assert "with expandable segments" in expandable.table()
-    assert "with default segments" in large.table()
     """A function that builds it, and one that makes its batches."""
     monkeypatch.syspath_prepend(named)
     found = cb.footprint("my_net:build", "my_net:batches", batch_size=10)
@@ -586,6 +630,7 @@ def test_the_command_compares_devices_for_a_module(named, monkeypatch, capfd):
         == cb.footprint(nn.Linear(64, 32), (64,), device="t4", **options).to_mapping()
     )
     assert t4["memory"] == cb.device("t4").memory_bytes
+    assert "simulated with default segments" in run(*asked, "--device", "t4,l4", "--mode", "inference")[1]
 
 
 @pytest.mark.parametrize(
@@ -606,4 +651,3 @@ def test_what_does_not_apply_is_rejected(arguments, options, field):
     with pytest.raises(InvalidArgument) as caught:
         cb.footprint(*arguments, **options)
     assert caught.value.field == field
-    assert "simulated with default segments" in run(*asked, "--device", "t4,l4", "--mode", "inference")[1]

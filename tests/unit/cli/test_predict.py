@@ -69,7 +69,7 @@ def test_without_options_the_defaults_are_those_of_predict(run, asked):
     """Who leaves an option out on the command line gets what Python gives."""
     assert run("mlp", *V100)[0] == 0
     known = inspect.signature(PREDICT).parameters
-    of_modules = ("batches", "loss", "autocast", "accumulate", "constant_inputs")
+    of_modules = ("batches", "loss", "autocast", "accumulate", "constant_inputs", "opaque")
     defaults = {name: known[name].default for name in known if name not in ("spec", "device", *of_modules)}
     assert asked[0][1] == {"device": "v100-sxm2-16gb", **defaults}
 
