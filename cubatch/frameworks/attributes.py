@@ -17,6 +17,7 @@ import attrs
 import numpy as np
 
 from cubatch import user_code
+from cubatch.frameworks.lazy_torch import torch
 
 _DEEPEST, _LONGEST = 3, 1000  # collections within each other, and items, of which the inner ones are restored too
 _MOST_PARTS, _LARGEST_ARRAY = 2000, 2**20  # parts of an object, and bytes of an array, that are compared
@@ -121,8 +122,6 @@ def kept_attributes(module: Any) -> Iterator[None]:
 
 def put_back(tensor: Any, before: Any) -> None:
     """Copy `before` into a tensor unless both are equal: unmodified memory may be a read-only file mapping."""
-    import torch
-
     with torch.no_grad(), torch.inference_mode(tensor.is_inference()):
         if _has_bits(tensor):
             if torch.equal(_bits(tensor.to(before.device)), _bits(before)):
@@ -135,22 +134,16 @@ def put_back(tensor: Any, before: Any) -> None:
 
 def _has_bits(tensor: Any) -> bool:
     """Return whether a tensor's values can be compared as bytes: only plain dense tensors with data."""
-    import torch
-
     is_plain = type(tensor) in {torch.Tensor, torch.nn.Parameter} and tensor.layout == torch.strided
     return is_plain and not tensor.is_meta and not tensor.is_quantized
 
 
 def _bits(tensor: Any) -> Any:
     """Return a tensor's values as bytes, in which NaN equals itself and 0 differs from -0."""
-    import torch
-
     return tensor.detach().resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8)
 
 
 def _is_script(part: Any) -> bool:
-    import torch
-
     return isinstance(part, torch.jit.ScriptModule)
 
 
@@ -186,8 +179,6 @@ def _copied(value: Any, others: list[Any], depth: int = 0) -> Any:
         others: Objects without a backup are appended.
         depth: Number of collections around the value.
     """
-    import torch
-
     if isinstance(value, torch.Tensor) and not depth:
         return value.detach().clone(), None if value.is_inference() else value._version  # noqa: SLF001 - its only name
     if (held := _held(value)) is None or depth > _DEEPEST:
@@ -199,8 +190,6 @@ def _copied(value: Any, others: list[Any], depth: int = 0) -> Any:
 
 
 def _put_back(value: Any, copy: Any) -> None:
-    import torch
-
     if copy is None:
         return
     if isinstance(value, torch.Tensor):
@@ -231,8 +220,6 @@ def _held(value: Any) -> Any:
 
 def _is_users(value: Any) -> bool:
     """Return whether an object has attributes and is of a user's class; False for modules, containers and callables."""
-    import torch
-
     if (
         isinstance(value, type | torch.nn.Module | dict | list | deque | set)
         or callable(value)
@@ -270,8 +257,6 @@ def _marks(value: Any, known: Collection[int]) -> list[Any]:
     Args:
         known: Identities of the module's parts and tensors, which are restored.
     """
-    import torch
-
     marks, queue, seen = list[Any](), deque([value]), set[int]()
     while queue and len(marks) < _MOST_PARTS:
         each = queue.popleft()
@@ -316,8 +301,6 @@ def _state_of(value: Any) -> list[Any]:
 
 
 def _inside(value: Any) -> Iterator[Any]:
-    import torch
-
     if isinstance(value, torch.Tensor):
         yield value
     elif (held := _held(value)) is not None:

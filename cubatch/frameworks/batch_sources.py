@@ -12,6 +12,7 @@ from typing import Any
 from cubatch import user_code
 from cubatch.errors import InvalidArgument
 from cubatch.frameworks import module_source
+from cubatch.frameworks.lazy_torch import torch
 
 FIELD = "batches"
 ALLOWED = (
@@ -103,8 +104,6 @@ def num_elements(tree: Any) -> int:
 
 
 def _is_data_set(given: Any) -> bool:
-    import torch
-
     if isinstance(given, torch.utils.data.Dataset):
         return True
     if isinstance(given, torch.Tensor | torch.nn.Module | Mapping | tuple | list | str | bytes | type):
@@ -133,8 +132,6 @@ class DataSetBatches:
         collate: Callable[[list[Any]], Any] | None,
         places: Callable[[], Iterator[int]] | None = None,
     ) -> None:
-        import torch
-
         default = torch.utils.data.default_collate
         self._collate = collate or getattr(data_set, "collate_fn", None) or default
         self._data_set, self._places = data_set, places

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from cubatch.frameworks.lazy_torch import torch
+
 
 def result(operation: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
     """
@@ -21,8 +23,6 @@ def result(operation: Any, arguments: Sequence[Any], options: Mapping[str, Any])
     Returns:
         Any: The assumed result; NotImplemented for an unknown operation.
     """
-    import torch
-
     aten = torch.ops.aten
     known: Mapping[Any, Callable[..., Any]] = {
         aten._local_scalar_dense.default: _number,  # noqa: SLF001 - its name
@@ -40,29 +40,21 @@ def result(operation: Any, arguments: Sequence[Any], options: Mapping[str, Any])
 
 
 def _number(x: Any) -> Any:
-    import torch
-
     if x.dtype is torch.bool:
         return False
     return 1.0 if x.is_floating_point() else 1 + 0j if x.is_complex() else 1
 
 
 def _places(like: Any, *extents: int) -> Any:
-    import torch
-
     return like.new_empty(extents, dtype=torch.int64)
 
 
 def _selected(x: Any, mask: Any) -> Any:
-    import torch
-
     return x.new_empty(torch.broadcast_shapes(x.shape, mask.shape).numel())
 
 
 def _indexed(x: Any, indices: Sequence[Any]) -> Any:
     """Return a tensor without data, indexed by `indices` as if each mask in them selected everything."""
-    import torch
-
     places: list[Any] = []
     for index in indices:
         is_mask = index is not None and index.dtype in (torch.bool, torch.uint8)

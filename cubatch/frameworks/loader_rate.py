@@ -18,6 +18,7 @@ import numpy as np
 from cubatch import checks
 from cubatch.errors import InvalidArgument
 from cubatch.frameworks.batch_sources import is_loader
+from cubatch.frameworks.lazy_torch import torch
 from cubatch.frameworks.torch_state import kept_random_state
 from cubatch.hardware.cpu_load import process_seconds
 from cubatch.hardware.host import ROOT, read_text
@@ -309,7 +310,6 @@ def _epochs(loader: Any) -> Iterator[Any]:
 
 def copy_to(place: str) -> Callable[[Any], None]:
     """Return a function that copies the tensors of a batch to the GPU "cuda:N" and waits until that is done."""
-    import torch
     from torch.utils import _pytree
 
     def copy(batch: Any) -> None:
@@ -380,8 +380,6 @@ class _WorkerSeconds:
 
 def _resized(loader: Any, batch_size: int) -> Any:
     """Return a loader of the same data set and settings with another batch size; incomplete batches are left out."""
-    import torch
-
     names = (
         "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator",
         "prefetch_factor",
@@ -394,15 +392,11 @@ def _resized(loader: Any, batch_size: int) -> Any:
 
 
 def _is_iterable(loader: Any) -> bool:
-    import torch
-
     return isinstance(loader.dataset, torch.utils.data.IterableDataset) and loader.batch_size is not None
 
 
 def _sampler(loader: Any) -> Any:
     """Return the sampler of single samples; None for an iterable, and where another sampler makes whole batches."""
-    import torch
-
     if isinstance(loader.dataset, torch.utils.data.IterableDataset):
         return None
     if getattr(loader, "batch_size", None) is not None:

@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 
 from cubatch.frameworks.bounded_runner import BoundedRunner
+from cubatch.frameworks.lazy_torch import torch
 from cubatch.frameworks.memory_meter import AllocatorMeter, HostMeter, Meter
 from cubatch.frameworks.torch_compile import compiled_only, num_graphs
 from cubatch.frameworks.torch_inputs import Inputs, random_like
@@ -52,8 +53,6 @@ class ModuleRunner(BoundedRunner):
         memory_limit: int, seed: int, channels_last: bool, dtype: str, bare: Callable[..., Any] | None = None,
         meter: Meter | None = None, start: StartState | None = None,
     ) -> None:  # fmt: skip
-        import torch
-
         is_cuda = device.type == "cuda"
         super().__init__(
             clocks.torch_clock(device.index or 0) if is_cuda else clocks.HostClock(),
@@ -194,8 +193,6 @@ class ModuleRunner(BoundedRunner):
             self._drop_gradients()
 
     def _make(self, batch_size: int) -> tuple[Callable[[], None], int]:
-        import torch
-
         if self._scaler is not None:  # another, since a step that failed leaves it half done
             self._scaler = self._kind.scaler(self._device.type, self._scaler.get_scale())
         if self._start is not None:
@@ -226,8 +223,6 @@ class ModuleRunner(BoundedRunner):
         return bound(self._module), num_bytes(batch)
 
     def _drop(self) -> None:
-        import torch
-
         self._bind = self._arguments = None
         self._drop_gradients()
         if self._is_cuda:
@@ -245,8 +240,6 @@ def channels_last(tensor: Any) -> Any:
 
     Any other tensor is returned as it is.
     """
-    import torch
-
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     if tensor.ndim not in formats or tensor.layout != torch.strided:
         return tensor

@@ -11,6 +11,7 @@ from typing import Any
 from cubatch import user_code
 from cubatch.errors import InvalidArgument
 from cubatch.frameworks import batch_sources, garbage, module_source
+from cubatch.frameworks.lazy_torch import torch
 from cubatch.frameworks.module_runner import ModuleRunner
 from cubatch.frameworks.torch_inputs import is_shape, without_floats
 from cubatch.frameworks.torch_module import TorchModule
@@ -33,8 +34,6 @@ def pack(batches: Any) -> Any:
         return list(batches)
     if isinstance(batches, str):
         return {"name": batches}
-    import torch
-
     example_inputs = batches
     if isinstance(source := batch_sources.find(batches), batch_sources.DataSetBatches):
         example_inputs = [tuple(batch) if isinstance(batch, list) else batch for batch in map(source, (4, 16))]
@@ -61,8 +60,6 @@ def unpack(packed: Any) -> Any:
         return tuple(packed)
     if isinstance(packed, dict):
         return batch_sources.load(packed["name"])
-    import torch
-
     saved = io.BytesIO(base64.b64decode(packed))
     try:
         return torch.load(saved, weights_only=False, map_location="cpu")
@@ -87,8 +84,6 @@ def example(name: str) -> Any:
         InvalidArgument: If there is no such function, or it raises.
     """
     with user_code.users("example_inputs", name, CALLABLE):
-        import torch
-
         torch.manual_seed(0)
         return module_source.load(name, "example_inputs")()
 
@@ -125,8 +120,6 @@ def runner(
         seed: Seeds PyTorch's generator before the module is built, and draws the inputs.
         options: Further arguments of `TorchModule`.
     """
-    import torch
-
     torch.manual_seed(seed)
     with user_code.users("module", build, CALLABLE):
         module = module_source.load(build)()

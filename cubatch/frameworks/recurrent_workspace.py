@@ -12,6 +12,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from cubatch.frameworks.lazy_torch import torch
+
 OPERATOR = "aten::mkldnn_rnn_layer"
 _TINY = (2, 8)  # time steps, and samples
 _MOST_HIDDEN = 512  # of a layer that is run; its weights grow with the square
@@ -25,8 +27,6 @@ def completed(arguments: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ..
         arguments: Its arguments.
         results: Its results; the last one is what it keeps, empty without data and in inference.
     """
-    import torch
-
     steps, samples, _ = arguments[0].shape
     gates, hidden = arguments[2].shape
     is_trained = arguments[-1]
@@ -52,7 +52,6 @@ def _line(ends: Sequence[float], count: int) -> float:
 @functools.lru_cache(maxsize=64)
 def _run(steps: int, samples: int, gates: int, hidden: int, *, dtype: Any, mode: int) -> int:
     """Return the bytes that a layer with one input keeps after a run on zeros."""
-    import torch
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     with unset_fake_temporarily():

@@ -15,6 +15,7 @@ import attrs
 
 from cubatch.estimate.operators import Operator
 from cubatch.estimate.vendor.vendor_calls import direct_flops, of_product
+from cubatch.frameworks.lazy_torch import torch
 from cubatch.network.passes import Gemm, Pass, product_extents
 
 Shape = Sequence[int]
@@ -45,7 +46,6 @@ def records(
         phase: Phase of the step: "forward", "backward" or "optimizer".
         repeats: How often the call of the operator occurs in the step.
     """
-    import torch
     from torch.utils._pytree import tree_leaves
 
     if not isinstance(function, torch._ops.OpOverload):  # noqa: SLF001 - its only home
@@ -111,7 +111,6 @@ def _written(
 
 
 def _changed(function: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Iterator[Any]:
-    import torch
     from torch.utils._pytree import tree_leaves
 
     taken = function._schema.arguments  # noqa: SLF001
@@ -176,8 +175,6 @@ def _is_turned(matrix: Any) -> bool:
 
 
 def _product_dtype(dtype: str) -> str:
-    import torch
-
     is_tf32 = dtype == "float32" and torch.get_float32_matmul_precision() != "highest"
     return "tf32" if is_tf32 else dtype
 
@@ -309,8 +306,6 @@ def _geometry(x: Any, w: Any, out: Any, *, stride: Shape, dilation: Shape, group
 
 
 def _conv_dtype(dtype: str, tensor: Any) -> str:  # noqa: ARG001
-    import torch
-
     return "tf32" if dtype == "float32" and torch.backends.cudnn.allow_tf32 else dtype
 
 
@@ -320,8 +315,6 @@ def _layout(conv: Operator, x: Any, tensors: list[Any]) -> Iterator[Operator]:
 
     `x` is the convolution's input, and `tensors` are those that are converted.
     """
-    import torch
-
     is_last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)  # noqa: PLR2004
     channels, groups = conv.extents[0][3], conv.extents[0][-1]
     is_depthwise = channels == groups > 1  # PyTorch's own kernels take NCHW

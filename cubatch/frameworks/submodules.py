@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from cubatch.frameworks.lazy_torch import torch
+
 
 class Running:
     """
@@ -21,8 +23,6 @@ class Running:
 
     def name(self) -> str:
         """Return the name of the submodule that runs; empty for the module itself, the loss and the optimizer."""
-        import torch
-
         if self.stack:
             self._of_nodes[torch.autograd._get_sequence_nr() - 1] = self.stack[-1]  # noqa: SLF001 - its only name
             return self.stack[-1]
@@ -33,8 +33,6 @@ class Running:
 @contextmanager
 def watched(module: Any) -> Iterator[Running]:
     """Yield an object that names the submodule of a module which runs at the moment; valid in the block."""
-    import torch
-
     running = Running()
     names = {part: name for name, part in module.named_modules()}
 

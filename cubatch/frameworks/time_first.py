@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from cubatch.frameworks.lazy_torch import torch
+
 _UNBATCHED, _BATCHED = 2, 3  # axes of a sequence of features, and of a batch of them
 
 
@@ -22,8 +24,6 @@ def watched(module: Any, batch_size: int) -> Iterator[list[str]]:
     Args:
         batch_size: Samples of its inputs in the block.
     """
-    import torch
-
     seen: list[str] = []
     kinds = torch.nn.RNNBase, torch.nn.MultiheadAttention
     names = {part: name for name, part in module.named_modules() if isinstance(part, kinds)}

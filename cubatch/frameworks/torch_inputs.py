@@ -18,6 +18,7 @@ from cubatch.frameworks import batch_sources
 from cubatch.frameworks.batch_sources import Source
 from cubatch.frameworks.input_growth import ROWS, Growth, Path, by_difference, of_example
 from cubatch.frameworks.input_objects import children, copied, is_holder, tensors_in
+from cubatch.frameworks.lazy_torch import torch
 from cubatch.measure.runner import Remark
 
 _ALLOWED = (
@@ -103,8 +104,6 @@ class Inputs:
     def _of_one(
         cls, example: Any, dtype: Any, module: Any, constant: Collection[str | int], names: tuple[str, ...]
     ) -> Inputs:  # fmt: skip
-        import torch
-
         if is_shape(example):
             example = torch.randn(1, *example, dtype=dtype, generator=torch.Generator().manual_seed(0), device="cpu")
         call = _call(example, module, is_batch=False)
@@ -238,8 +237,6 @@ class Inputs:
 
     def _opaque(self, tree: Any) -> Any:
         """Return an object whose tensors cannot be replaced, and one is as long as the batch; None if there is none."""
-        import torch
-
         if isinstance(tree, Mapping):
             tree = list(tree.values())
         elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
@@ -296,8 +293,6 @@ class Inputs:
         Raises:
             NotImplementedError: If tensors are in an object of an unknown class or not dense, or a list is too long.
         """
-        import torch
-
         lists = [
             each.lines[0].at(batch_size)
             for at, each in self.growth.items()
@@ -318,8 +313,6 @@ class Inputs:
             )
 
     def _at_size(self, tree: Any, path: Path, batch_size: int, make: Callable[[Any, tuple[int, ...]], Any]) -> Any:
-        import torch
-
         growth = self.growth.get(path)
         if isinstance(tree, torch.Tensor):
             if growth is None:
@@ -380,8 +373,6 @@ def _is_keywords(value: Any, module: Any) -> bool:
 
 def _drawn(source: Source, sizes: Sequence[int]) -> dict[int, Any]:
     """Return up to three batches by size, of the first sizes that a source can make; raise an error below two."""
-    import torch
-
     batches: dict[int, Any] = {}
     raised: Exception | None = None
     with torch.random.fork_rng(devices=[]):
@@ -404,8 +395,6 @@ def _drawn(source: Source, sizes: Sequence[int]) -> dict[int, Any]:
 
 def _pair(given: Any, module: Any) -> dict[int, Any] | None:
     """Return two batches by their size if the argument is a list or tuple of two; None if it is one batch."""
-    import torch
-
     if not isinstance(given, list | tuple) or hasattr(given, "_fields") or len(given) != 2:  # noqa: PLR2004
         return None
     first, second = given
@@ -431,8 +420,6 @@ def _pair(given: Any, module: Any) -> dict[int, Any] | None:
 
 def _lengths(first: Any, second: Any) -> list[tuple[int, int]]:
     """Return (first, second) lengths of tensors and lists, along axis 0, whose length differs in two batches."""
-    import torch
-
     if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
         is_longer = bool(first.ndim) and bool(second.ndim) and 0 < len(first) != len(second)
         return [(len(first), len(second))] if is_longer else []
@@ -464,8 +451,6 @@ def _tensors_of(call: Call) -> list[tuple[Path, Any]]:
 
 def _check_lists(call: Call) -> None:
     """Raise InvalidArgument for a list of tensors that may be the samples of a batch or several inputs."""
-    import torch
-
     argument = next(iter((*call.positional, *call.keyword.values())), None)
     if not isinstance(argument, list) or len(argument) < 2 or not all(isinstance(x, torch.Tensor) for x in argument):  # noqa: PLR2004
         return
@@ -478,8 +463,6 @@ def _check_lists(call: Call) -> None:
 
 def _samples_of(call: Call) -> int | None:
     """Return the length of the first argument if it is a list of samples of unequal length; else None."""
-    import torch
-
     argument = next(iter((*call.positional, *call.keyword.values())), None)
     if not isinstance(argument, list) or not argument or not all(isinstance(each, torch.Tensor) for each in argument):
         return None
@@ -498,8 +481,6 @@ def _value_at(tree: Any, path: Path) -> Any:
 
 def _unknown(tree: Any) -> Any:
     """Return an object that holds tensors and is of no known container class; None if there is none."""
-    import torch
-
     if isinstance(tree, torch.Tensor) or tree is None:
         return None
     if isinstance(tree, tuple | list | Mapping) or dataclasses.is_dataclass(tree):
@@ -515,8 +496,6 @@ def random_like(generator: Any, device: Any) -> Callable[[Any, tuple[int, ...]],
     and sorted sequence lengths stay valid. Floats are never constant: the power of a GPU, and so its clock, depends on
     the data.
     """
-    import torch
-
     like: dict[str, Any] = {"generator": generator, "device": generator.device}  # a process may have a default device
 
     def make(tensor: Any, shape: tuple[int, ...]) -> Any:
@@ -542,7 +521,6 @@ def random_like(generator: Any, device: Any) -> Callable[[Any, tuple[int, ...]],
 
 def without_floats(example: Any) -> Any:
     """Return (positional, keyword, targets) of an example with batched floats set to 0, to identify the workload."""
-    import torch
 
     def blank(tensor: Any, _: tuple[int, ...]) -> Any:
         return torch.zeros_like(tensor) if tensor.is_floating_point() or tensor.is_complex() else tensor
@@ -587,8 +565,6 @@ def _mapped_at(
     Containers are tuples, lists, mappings, dataclasses, and objects that hold tensors, which may record a `device`.
     `may_share` is as for `copied`.
     """
-    import torch
-
     if isinstance(tree, torch.Tensor):
         return change(tree, path)
     if is_holder(tree):

@@ -31,6 +31,7 @@ from cubatch.estimate.operators import Operator
 from cubatch.frameworks import data_dependent, recurrent_workspace, step_operators, submodules, time_first
 from cubatch.frameworks.attributes import kept_attributes
 from cubatch.frameworks.input_objects import tensors_in
+from cubatch.frameworks.lazy_torch import torch
 from cubatch.frameworks.submodules import Running
 from cubatch.frameworks.torch_inputs import Inputs
 from cubatch.frameworks.torch_step import CALL_FIRST, StepKind, tensors_of
@@ -140,8 +141,6 @@ def _plain(tensor: Any) -> Iterator[Any]:
 
 def _storages(tensor: Any) -> list[Any]:
     """Return the storages of a tensor; of a sparse one, those of indices and values."""
-    import torch
-
     rows, columns = ("crow_indices", "col_indices"), ("ccol_indices", "row_indices")
     names = {
         torch.sparse_coo: ("_indices", "_values"),  # as they are, also where places are named twice
@@ -229,7 +228,6 @@ def peaks_of(
 
 def _import_fakes() -> None:
     """Import the modules that PyTorch imports at the first operation without data, which takes a second."""
-    import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
@@ -251,7 +249,6 @@ def walked(
         TraceTooLong: If this process has used `deadline` seconds of CPU time, or a loop does not end without data.
         Exception: Raised by the step on fake tensors.
     """
-    import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.func import functional_call
 
@@ -386,8 +383,6 @@ class _Watch:
 
         Of an operation that a function replaces, the operators of the function count.
         """
-        import torch
-
         if self._batches is None or callable(self.opaque.get(name_of(operation))):
             return
         is_backward = torch._C._current_graph_task_id() != -1  # noqa: SLF001 - the only sign of it
@@ -443,7 +438,6 @@ class _Watch:
 
     def write(self, operation: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
         """Record the storages that an operation writes to by its schema, also if the tensor's version stays."""
-        import torch
         from torch.utils._pytree import tree_leaves
 
         taken = operation._schema.arguments if isinstance(operation, torch._ops.OpOverload) else ()  # noqa: SLF001
@@ -453,8 +447,6 @@ class _Watch:
 
     def workspace(self, operation: Any) -> Any:
         """Return a tensor of the bytes that an opaque operator takes while it runs; None for others."""
-        import torch
-
         given = self.opaque.get(name_of(operation))
         with self._mode:
             return torch.empty(given, dtype=torch.uint8) if isinstance(given, int) else None
@@ -499,7 +491,6 @@ class _Watch:
 
     def _run(self, operation: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
         """Return the result of an operation without data; run it on zeros if it is small and cannot be traced."""
-        import torch
         from torch._subclasses.fake_tensor import UnsupportedOperatorException
         from torch.utils._python_dispatch import _disable_current_modes
 
@@ -526,7 +517,6 @@ class _Watch:
         life.end = self._now
 
     def __enter__(self) -> Self:
-        import torch
         from torch.utils._python_dispatch import TorchDispatchMode
         from torch.utils._pytree import tree_leaves
 
@@ -581,7 +571,6 @@ def _replace_submodules(module: Any, opaque: Mapping[str, Opaque], called: dict[
 
     A call sets the submodule's entry of `called`.
     """
-    import torch
 
     def replaced(name: str, forward: Callable[..., Any], given: Opaque) -> Callable[..., Any]:
         def run(*arguments: Any, **options: Any) -> Any:
@@ -622,7 +611,5 @@ def _computes(operation: Any) -> bool:
 
     Other operations are queries and views, which PyTorch also calls where an error would end the process.
     """
-    import torch
-
     returned = operation._schema.returns if isinstance(operation, torch._ops.OpOverload) else ()  # noqa: SLF001
     return bool(returned) and all(isinstance(each.type, torch.TensorType) and not each.alias_info for each in returned)

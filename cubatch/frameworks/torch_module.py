@@ -12,10 +12,11 @@ from typing import Any, Self
 import attrs
 
 from cubatch.checks import MAX_BATCH_SIZE
-from cubatch.errors import CubatchError, InvalidArgument, MissingDependency
+from cubatch.errors import CubatchError, InvalidArgument
 from cubatch.estimate.operators import Operator
 from cubatch.frameworks import garbage, module_source, torch_memory
 from cubatch.frameworks.attributes import kept_attributes
+from cubatch.frameworks.lazy_torch import torch
 from cubatch.frameworks.module_footprint import ModuleFootprint
 from cubatch.frameworks.module_runner import ModuleRunner, channels_last
 from cubatch.frameworks.torch_compile import check_graphs
@@ -56,7 +57,6 @@ class TorchModule:
         constant_inputs: Sequence[str | int] = (), sizes: Sequence[int] = DRAWN_SIZES, place: str | None = None,
         opaque: Mapping[str, Opaque] | None = None,
     ) -> None:  # fmt: skip
-        torch = _torch()
         if not isinstance(module, torch.nn.Module):
             raise InvalidArgument(
                 "module",
@@ -117,13 +117,13 @@ class TorchModule:
         own = torch_memory.num_bytes([*self._module.parameters(), *self._module.buffers()])
         if self._place.type != "cuda":
             return own
-        cuda = _torch().cuda
-        return own + max(0, int(cuda.memory_reserved(self._place)) - int(cuda.memory_allocated(self._place)))
+        reserved, allocated = torch.cuda.memory_reserved(self._place), torch.cuda.memory_allocated(self._place)
+        return own + max(0, int(reserved) - int(allocated))
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as undone:
             if self._place.type == "cuda":
-                undone.callback(_torch().cuda.set_device, _torch().cuda.current_device())
+                undone.callback(torch.cuda.set_device, torch.cuda.current_device())
             undone.enter_context(self._saved)
             self.ready()
             undone.callback(garbage.freeze_objects())
@@ -135,7 +135,6 @@ class TorchModule:
 
     def ready(self) -> Self:
         """Prepare the module for steps, without a backup that restores it; return this object."""
-        torch = _torch()
         if self._place.type == "cuda":  # whose stream is timed, and where a kernel of a user's is launched
             torch.cuda.set_device(self._place)
         if not (self._kind.training and self._bare.training):  # parts that are kept from training stay so
@@ -251,8 +250,6 @@ class TorchModule:
             device = self.device
         gpu = None if device is None or device.kind == "cpu" else device
         mode = MODES[self._kind.training]
-        import torch
-
         layers = self._module.named_modules()
         recurrent = tuple(name or self.name for name, layer in layers if isinstance(layer, torch.nn.RNNBase))
         walk = self.walk(batch_size, on_gpu=gpu is not None)
@@ -367,7 +364,7 @@ def _place(tensors: Sequence[Any]) -> Any:
 def _check_walkable(module: Any) -> None:
     if any(hasattr(parameter, "to_local") for parameter in module.parameters()):
         raise NotImplementedError("its parameters are sharded over ranks, as FSDP does")
-    if not hasattr(_torch().compiler, "set_stance") and any(map(_is_compiled, module.modules())):
+    if not hasattr(torch.compiler, "set_stance") and any(map(_is_compiled, module.modules())):
         raise NotImplementedError("tracing compiled parts needs PyTorch 2.6 or newer")
 
 
@@ -377,7 +374,6 @@ def _is_compiled(part: Any) -> bool:
 
 def _check_open(module: Any) -> None:
     """Raise InvalidArgument for a module of torch.export in which all extents are fixed, that of the batch too."""
-    torch = _torch()
     if not isinstance(module, torch.fx.GraphModule):
         return
     values = [node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder"]
@@ -394,8 +390,6 @@ def _check_open(module: Any) -> None:
 
 def _unwrapped(module: Any) -> tuple[Any, bool]:
     """Return the module without torch.compile and DistributedDataParallel, and whether the latter wrapped it."""
-    import torch
-
     has_ranks = False
     while True:
         if isinstance(module, torch.nn.parallel.DistributedDataParallel):
@@ -412,11 +406,3 @@ def _is_name(value: object) -> bool:
 
 def _function(value: Any, field: str) -> Any:
     return module_source.load(value, field) if _is_name(value) else value
-
-
-def _torch() -> Any:
-    try:
-        import torch
-    except ImportError as error:
-        raise MissingDependency("PyTorch", "autotune_module", "torch") from error
-    return torch

@@ -10,13 +10,12 @@ from typing import Any, Self
 import numpy as np
 
 from cubatch.frameworks.attributes import Snapshot, kept_attributes, put_back
+from cubatch.frameworks.lazy_torch import torch
 
 
 @contextmanager
 def kept_random_state() -> Iterator[None]:
     """Restore the random generators of PyTorch, NumPy and Python at the end of the block, also after an error."""
-    import torch
-
     with ExitStack() as undo:
         undo.callback(random.setstate, random.getstate())
         undo.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002 - the generator that users seed
@@ -87,8 +86,6 @@ class StartState:
     """
 
     def __init__(self, module: Any, *, parameters: bool) -> None:
-        import torch
-
         self._attributes = Snapshot(module)
         tensors = [*module.buffers(), *(module.parameters() if parameters else ())]
         self._tensors = [(tensor, tensor.detach().to("cpu", copy=True)) for tensor in tensors]
@@ -98,8 +95,6 @@ class StartState:
 
     def restore(self) -> None:
         """Restore the attributes, buffers and random generators, for steps of the next batch size."""
-        import torch
-
         self._changed |= self._attributes.restore()
         for tensor, before in self._tensors:
             put_back(tensor, before)

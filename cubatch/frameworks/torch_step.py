@@ -12,6 +12,7 @@ import attrs
 from cubatch.errors import InvalidArgument
 from cubatch.frameworks.batch_sources import takes
 from cubatch.frameworks.input_objects import has_holder
+from cubatch.frameworks.lazy_torch import torch
 from cubatch.frameworks.torch_inputs import Call, with_copied_objects
 
 OPTIMIZERS: Mapping[str, tuple[str, Mapping[str, float]]] = {
@@ -56,8 +57,6 @@ class StepKind:
         scaler: Any = None,  # scales the loss, as `scaler` makes it; None to leave it as it is
     ) -> Callable[[], None]:
         """Return a function without arguments that runs one step on a batch."""
-        import torch
-
         targets = arguments.targets
         renew = with_copied_objects if has_holder(tuple(arguments)) and not self.consumes_inputs else lambda call: call
         is_walk = any(map(_has_no_data, tensors_of(arguments)))
@@ -127,14 +126,10 @@ class StepKind:
             device: "cpu" or "cuda".
             scale: The first scale, such as the one at which steps of another batch size have arrived.
         """
-        import torch
-
         is_scaled = self.training and self.autocast == "float16"
         return torch.amp.GradScaler(device, init_scale=scale) if is_scaled else None
 
     def _precision(self, device: str) -> Any:
-        import torch
-
         if self.autocast is None:
             return contextlib.nullcontext()
         return torch.autocast(device, dtype=getattr(torch, self.autocast))
@@ -146,8 +141,6 @@ class StepKind:
         Raises:
             InvalidArgument: If there are no parameters, or the optimizer's steps need a closure.
         """
-        import torch
-
         if not parameters:
             allowed = "inference: the module has no parameter that requires a gradient"
             raise InvalidArgument("mode", "training", allowed, CALL_FIRST)
@@ -192,8 +185,6 @@ def _without_exchange(module: Any) -> Any:
 
     Loops that accumulate gradients use it for all batches but the last. It does nothing to other modules.
     """
-    import torch
-
     inner = getattr(module, "_orig_mod", module)
     is_shared = isinstance(inner, torch.nn.parallel.DistributedDataParallel)
     return inner.no_sync() if is_shared else contextlib.nullcontext()
@@ -207,8 +198,6 @@ def _has_no_data(tensor: Any) -> bool:
 
 def tensors_of(output: Any) -> Iterator[Any]:
     """Yield the tensors in nested tuples, lists, mappings and dataclasses, in order."""
-    import torch
-
     if isinstance(output, torch.Tensor):
         yield output
     elif dataclasses.is_dataclass(output) and not isinstance(output, type):

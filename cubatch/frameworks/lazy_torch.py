@@ -1,0 +1,19 @@
+"""PyTorch as `torch`, imported at its first use: modules that name it can be imported where it is not installed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cubatch.errors import MissingDependency
+
+
+class _LazyTorch:
+    def __getattr__(self, name: str) -> Any:
+        try:
+            import torch
+        except ImportError as error:
+            raise MissingDependency("PyTorch", "autotune_module", "torch") from error
+        return getattr(torch, name)
+
+
+torch: Any = _LazyTorch()
