@@ -66,6 +66,7 @@ KINDS: dict[str, Callable[..., str]] = {
     "memory-errors": modules.memory_errors,
     "engine-memory": modules.engine_memory,
     "module-memory": modules.memory,
+    "published-memory": modules.published_memory,
     "memory-tools": memory_tools.memory_tools,
     "module-answers": modules.answers,
     "page-faults": modules.page_faults,

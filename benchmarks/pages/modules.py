@@ -187,3 +187,19 @@ def _spread(visits: Sequence[Visit]) -> str:
     if len(rates) == 1:
         return f"{middle} (1)"
     return f"{middle} ({format_count(rates[0])} to {format_count(rates[-1])}; {len(rates)})"
+
+
+def published_memory(result: dict[str, Any]) -> str:
+    """Return a row for each published figure: memory of a training step on a GPU, measured and predicted."""
+    rows = [
+        [
+            f"{row['model']}, batch {row['batch_size']}", row["source"], row["counted"],
+            format_bytes(row["measured"] * 2**20), format_bytes(row["predicted"] * 2**20),
+            percent(row["predicted"] / row["measured"] - 1, sign="+"),
+        ]
+        for row in result["rows"]
+    ]  # fmt: skip
+    head = ["model", "source", "counted", "measured", "predicted", "error"]
+    return page(
+        f"{result['date']}, commit {result['commit']}, traced with PyTorch {result['torch']}", table(head, rows)
+    )

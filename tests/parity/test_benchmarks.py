@@ -11,8 +11,10 @@ import pytest
 
 from cubatch.network import models
 
-pytest.importorskip("torch")
-from benchmarks import bench_engine_cpu, bench_footprint, bench_loops, bench_module_memory
+torch = pytest.importorskip("torch")
+from benchmarks import bench_engine_cpu, bench_footprint, bench_loops, bench_module_memory  # noqa: E402
+from benchmarks.pages import modules  # noqa: E402
+from benchmarks.predictor import score_memory  # noqa: E402
 
 
 def test_training_that_is_timed_learns_nothing_on_either_side():
@@ -76,6 +78,33 @@ def test_every_loop_of_the_list_exists():
     for name, module in bench_loops.LOOPS.items():
         if module != "trainer_loops":  # Lightning and Transformers need not be installed
             assert callable(getattr(importlib.import_module(f"benchmarks.loops.{module}"), name))
+
+
+VRAMEXP = """model,batch,peak_allocated_MiB,reserved_MiB,nvml_device_used_after_MiB
+ResNet-50 (10 classes),4,100,200,4300
+UNETR (MONAI),4,100,200,4300
+"""
+GPUMEMNET = """model,batch,measured_max_gpu_mem_MiB,flag
+vgg16,8,4425,
+vgg16,16,5209,
+vgg16_bn,128,39369,near a 40 GB ceiling
+unknown,8,4425,
+"""
+
+
+def test_published_memory_is_of_known_models_without_flags(tmp_path, monkeypatch):
+    """What tensors get is less than what is reserved, in which the context is not; the rest of the card is full."""
+    (tmp_path / "memory_vramexp_measured.csv").write_text(VRAMEXP)
+    (tmp_path / "memory_gpumemnet_timm_measured.csv").write_text(GPUMEMNET)
+    net = Mock(side_effect=lambda **_: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 224 * 224, 10)))
+    monkeypatch.setattr(score_memory.zoo, "torchvision_package", lambda: Mock(models=Mock(resnet50=net, vgg16=net)))
+    allocated, reserved, process = score_memory.rows(tmp_path)
+    assert [each["counted"] for each in (allocated, reserved, process)] == ["allocated", "reserved", "process"]
+    assert [each["measured"] for each in (allocated, reserved, process)] == [100.0, 200.0, 4425.0]
+    assert allocated["predicted"] < reserved["predicted"] < process["predicted"]
+    assert net.call_args_list[0].kwargs == {"num_classes": 10}
+    text = modules.published_memory({"date": "", "commit": "", "torch": "", "rows": [allocated, reserved, process]})
+    assert f"{allocated['predicted'] / 100 - 1:+.1%}".replace("%", " %") in text
 
 
 def test_recorded_allocations_are_replayed():
