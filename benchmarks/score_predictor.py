@@ -23,7 +23,6 @@ from benchmarks.fit_predictor import RESULTS, fingerprints, path_of
 from benchmarks.predictor import fitting, published
 from benchmarks.predictor.published import CONV, GEMM, NEUSIGHT, Rows
 from benchmarks.predictor.score_batches import cliffs, knees
-from benchmarks.predictor.score_networks import networks
 from cubatch.estimate.vendor.algorithms import Array, Mask
 from cubatch.estimate.vendor.fitted import Fitted
 
@@ -246,9 +245,6 @@ def main() -> None:
     if sweeps:
         print(table({"cliffs": sweeps}))
         scores["cliffs"] = sweeps
-    whole = networks(arguments.data)
-    print(table(whole))
-    scores |= whole
     if not scores:
         parser.error(f"{arguments.data} holds none of the files of {', '.join(published.SOURCES)}")
     if arguments.out:

@@ -11,23 +11,25 @@ from cubatch.units import format_seconds
 _ERROR = "errors are |predicted / published - 1|"
 
 
-def goals(result: dict[str, Any]) -> str:
+def goals(result: dict[str, Any], modules: dict[str, Any]) -> str:
     """Return the errors that have a goal, next to a roofline with one fitted factor for each GPU."""
-    return _goals(result, _goal_rows(result))
+    return _goals(result, modules, _goal_rows(result, modules))
 
 
-def absent(result: dict[str, Any]) -> str:
+def absent(result: dict[str, Any], modules: dict[str, Any]) -> str:
     """Return the errors for GPUs that the fit did not see, and of whole networks."""
     others = ("unseen shapes", "10 anchors", "worst bias", "jumps")
-    return _goals(result, [row for row in _goal_rows(result) if not any(name in row[0] for name in others)])
+    rows = [row for row in _goal_rows(result, modules) if not any(name in row[0] for name in others)]
+    return _goals(result, modules, rows)
 
 
-def _goals(result: dict[str, Any], rows: Sequence[Sequence[str]]) -> str:
-    caption = f"{origin(result)}: mean / median error of what the fit did not see; {_ERROR}"
+def _goals(result: dict[str, Any], modules: dict[str, Any], rows: Sequence[Sequence[str]]) -> str:
+    sources = f"{origin(result)} (whole networks: {origin(modules)})"
+    caption = f"{sources}: mean / median error of what the fit did not see; {_ERROR}"
     return page(caption, table(["what", "error", "goal", "roofline", "rows"], rows))
 
 
-def _goal_rows(result: dict[str, Any]) -> list[list[str]]:
+def _goal_rows(result: dict[str, Any], modules: dict[str, Any]) -> list[list[str]]:
     rows = []
     for name, goal in result["goals"].items():
         score = result["scores"].get(name)
@@ -41,7 +43,7 @@ def _goal_rows(result: dict[str, Any]) -> list[list[str]]:
         ])  # fmt: skip
     whole = [
         [f"whole {name} in PyTorch", f"{score['mean_error']:.0f} %", "", "", str(score["cases"])]
-        for name, score in result["scores"].items() if "inside_interval" in score
+        for name, score in _whole(modules)
     ]  # fmt: skip
     return [*rows, *_further(result["scores"]), *whole]
 
@@ -79,19 +81,24 @@ def _further(scores: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
-def _networks(result: dict[str, Any]) -> str:
+def _whole(modules: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the scores of whole networks among those of modules."""
+    return [(name, score) for name, score in modules["scores"].items() if name.startswith("networks, ")]
+
+
+def _networks(modules: dict[str, Any]) -> str:
     rows = [
         [
             name, f"{score['mean_error']:.0f} %", f"{score['bias_of_network']:+.0f} %",
             f"{score['inside_interval']:.0f} %", str(score["cases"]),
         ]
-        for name, score in result["scores"].items() if "inside_interval" in score
+        for name, score in _whole(modules)
     ]  # fmt: skip
     head = ["whole networks in PyTorch", "mean error", "bias", "inside the 90 % interval", "cases"]
     return table(head, rows)
 
 
-def scores(result: dict[str, Any]) -> str:
+def scores(result: dict[str, Any], modules: dict[str, Any]) -> str:
     """Return the errors by source and by what the fit did not see, knees of batch sizes, and a rival's errors."""
     rows = []
     for name, score in result["scores"].items():
@@ -124,7 +131,7 @@ def scores(result: dict[str, Any]) -> str:
     return page(
         f"{origin(result)}; {_ERROR}", table(head, rows), table(sweep, knees),
         "A rival rule: the time on another GPU times the ratio of the rooflines.", table(rival, owned),
-        _networks(result),
+        f"Whole networks with the host of PyTorch: {origin(modules)}.", _networks(modules),
     )  # fmt: skip
 
 
