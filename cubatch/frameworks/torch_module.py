@@ -83,6 +83,9 @@ class TorchModule:
         self._place = _place(tensors) or (inputs.device if place is None else torch.device(place))
         if self._place.type == "cuda":
             check_graphs(module)
+        if self._place.type == "meta" and autocast is not None:
+            remedy = "PyTorch has no autocast there. Build the module on the CPU."
+            raise InvalidArgument("autocast", autocast, 'left out for a module on the "meta" device', remedy)
         self._inputs = inputs.on(self._place)
         self._start: StartState | None = None
         self._saved = SavedState(module, training=self._kind.training)

@@ -641,6 +641,7 @@ def test_the_command_compares_devices_for_a_module(named, monkeypatch, capfd):
         ((nn.Linear(8, 2), (8,)), {"recompute": True}, "recompute"),
         ((nn.Linear(8, 2), (8,)), {"batch_size": 0}, "batch_size"),
         ((nn.Linear(8, 2), (8,)), {"mode": "evaluation"}, "mode"),
+        ((nn.Linear(8, 2, device="meta"), (8,)), {"autocast": "bfloat16"}, "autocast"),
         (("mlp",), {"loss": len}, "loss"),
         (("mlp",), {"accumulate": 2}, "accumulate"),
         ((Reading(), (8,)), {}, "module"),
