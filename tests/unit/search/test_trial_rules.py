@@ -91,6 +91,14 @@ def test_a_latency_limit_is_closed_in_upon_in_a_few_trials() -> None:
     assert trial_rules.bisect(view(read, ladder=[600, 700, 900], goal=goal, extends=False)) == [700]
 
 
+def test_a_size_beyond_the_latency_limit_shows_where_it_lies() -> None:
+    """The limit is expected at 514 and 600: next to 512 nothing is gained, so that 1024 is tried, and else 600."""
+    read = along(line, 1, 8, 64, 512)
+    for n, expected in ((514, 1024), (600, 600)):
+        (size,) = trial_rules.bisect(view(read, ladder=[1024], goal=Goal(latency_limit=line(n))))
+        assert size == pytest.approx(expected, abs=2)
+
+
 def test_a_latency_limit_is_nothing_without_one_or_without_a_size_above_it() -> None:
     """No limit, none above it, none within it, or a gap of 2 %: nothing to narrow."""
     read = along(line, 1, 8, 64, 512, 1024)
@@ -108,7 +116,9 @@ def test_memory_is_bisected_where_the_curve_rises_only() -> None:
     assert trial_rules.bisect(view(along(line, *sizes), failed=[1024])) == [724]
     assert trial_rules.bisect(view(along(line, *sizes), failed=[1024, 4096])) == [724]
     assert trial_rules.bisect(view(along(line, *sizes), failed=[300])) == []
-    assert trial_rules.bisect(view(along(line, *sizes), failed=[520])) == []  # within 2 %
+    cheap: dict[str, Any] = {"seconds_of_trial": lambda n, step: 0.01 * step}
+    assert trial_rules.bisect(view(along(line, *sizes), ladder=[514], failed=[518], **cheap)) == [514]
+    assert trial_rules.bisect(view(along(line, *sizes), ladder=[514], failed=[517], **cheap)) == []  # within 1 %
     assert trial_rules.bisect(view(along(falling, *sizes), failed=[1024], left=1e4)) == []
     assert trial_rules.bisect(view({64: 9.0}, failed=[128], goal=Goal(latency_limit=1.0))) == []
     assert trial_rules.bisect(view(along(line, *sizes), failed=[1024], left=1.0)) == []
