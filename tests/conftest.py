@@ -6,6 +6,7 @@ import signal
 
 import pytest
 from hypothesis import settings
+from threadpoolctl import threadpool_limits
 
 from cubatch.frameworks import heap
 from cubatch.tuning import machine_lock
@@ -17,7 +18,13 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
 def pytest_configure(config):
-    """Let Ctrl-C be heard, and make the mark known by which a case runs only where all is tried."""
+    """
+    Let Ctrl-C be heard, and make the mark known by which a case runs only where all is tried.
+
+    Of several workers each has one thread of BLAS: more than there are CPUs spin while they wait for each other.
+    """
+    if hasattr(config, "workerinput"):
+        threadpool_limits(1, user_api="blas")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background: what tests start would not hear it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line(

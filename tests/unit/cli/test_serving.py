@@ -13,6 +13,12 @@ from tests.unit.tuned import about, measurement, tuned
 
 
 @pytest.fixture
+def few_requests(monkeypatch):
+    """A tenth of the requests: a command's plan needs not be exact, but that of Python."""
+    monkeypatch.setattr(serving_plan, "_REQUESTS", 2000)
+
+
+@pytest.fixture
 def result(tmp_path):
     """Return the path of a tuning result of inference."""
     path = tmp_path / "result.json"
@@ -21,6 +27,7 @@ def result(tmp_path):
     return str(path)
 
 
+@pytest.mark.usefixtures("few_requests")
 def test_table_json_and_settings_have_the_same_plan(run, result, monkeypatch, tmp_path):
     """Each maximum batch size has a line, the first sentence the planned one; of a server stdout has its settings."""
     monkeypatch.setattr(serving_plan, "serving_plan", functools.cache(serving_plan.serving_plan))
@@ -41,6 +48,7 @@ def test_table_json_and_settings_have_the_same_plan(run, result, monkeypatch, tm
         assert "p95" not in out
 
 
+@pytest.mark.usefixtures("few_requests")
 def test_a_prediction_is_the_latency_curve_of_a_plan(run, tmp_path):
     """Its times are those of the plan in Python, which is marked as predicted; several devices are refused."""
     single, several = str(tmp_path / "t4.json"), str(tmp_path / "several.json")

@@ -66,7 +66,7 @@ def test_a_batch_is_worth_what_the_steps_say():
 def test_steps_that_vary_have_a_longer_tail():
     """Requests do not wait at a low rate. One step in five takes three times as long: so does the 95th percentile."""
     steady, varying = (
-        cb.serving_plan(result_of(saturating, spread=spread), arrival_rate=1.0, p99=0.1).load.p95
+        cb.serving_plan(result_of(saturating, spread=spread, sizes=(1,)), arrival_rate=1.0, p99=0.1).load.p95
         for spread in ((1.0,) * 5, (1.0, 1.0, 1.0, 1.0, 3.0))
     )
     assert (steady, varying) == pytest.approx((saturating(1), 3 * saturating(1)))
@@ -75,7 +75,8 @@ def test_steps_that_vary_have_a_longer_tail():
 def test_the_overhead_of_the_server_counts():
     """Twenty milliseconds more for each request are added to each percentile."""
     bare, served = (
-        cb.serving_plan(result_of(saturating), arrival_rate=10.0, p99=0.1, overhead=each).load for each in (0.0, 0.02)
+        cb.serving_plan(result_of(saturating, sizes=(1,)), arrival_rate=10.0, p99=0.1, overhead=each).load
+        for each in (0.0, 0.02)
     )
     assert served.p50 == pytest.approx(bare.p50 + 0.02)
 
