@@ -3,7 +3,8 @@ Compare steps as CUDA graphs with single launches, with overlapping launches and
 
     python -m benchmarks.bench_step_graphs --mode training --dtype float16 --json FILE
 
-The four ways take turns at each batch size, each on a model of its own, timed by CUDA events.  Single launches are
+With --norm-sums two graphs are compared instead: sums of batch norms in kernels of their own, and in the products next
+to them.  The ways take turns at each batch size, each on a model of its own, timed by CUDA events.  Single launches are
 paced by the host wherever it is slower than the GPU; graphs are paced by the GPU.  Needs a GPU.
 """
 
@@ -31,22 +32,23 @@ GRAPHS = {"launches": False, "graph": True}
 OVERLAPS = {"": False, ", overlapping": True}
 
 
-def compared(network, batch_size, *, device, clock, context, **options):
+def compared(network, batch_size, *, device, clock, context, norm_sums, **options):
     """Seconds of a step of each way at one batch size, in rounds that take turns."""
     contexts = {
         word: attrs.evolve(context, launcher=CudaLauncher(device, overlaps=overlaps))
         for word, overlaps in OVERLAPS.items()
     }
+    kinds = {
+        f"{graphs}{overlaps}": {"graphs": GRAPHS[graphs], "context": contexts[overlaps]}
+        for graphs, overlaps in itertools.product(GRAPHS, OVERLAPS)
+    }
+    if norm_sums:
+        kinds = {"graph": kinds["graph"], "graph, norm sums": kinds["graph"] | {"norm_sums": True}}
     with contextlib.ExitStack() as opened:
         ways = {
-            f"{graphs}{overlaps}": opened.enter_context(
-                Model(
-                    network, device=device, learning_rate=0.0, graphs=GRAPHS[graphs], context=contexts[overlaps],
-                    **options,
-                )
-            )
-            for graphs, overlaps in itertools.product(GRAPHS, OVERLAPS)
-        }  # fmt: skip
+            way: opened.enter_context(Model(network, device=device, learning_rate=0.0, **kind, **options))
+            for way, kind in kinds.items()
+        }
         seconds = {way: [] for way in ways}
         for model in ways.values():
             model.prepare(batch_size)
@@ -57,7 +59,9 @@ def compared(network, batch_size, *, device, clock, context, **options):
                 seconds_once = clock.time(model.step, 1).seconds
                 repeats = max(1, min(MOST_REPEATS, round(SPAN_SECONDS / seconds_once)))
                 seconds[way].append(clock.time(model.step, repeats).seconds)
-        return {"batch_size": batch_size, "launch": ways["graph"].launch, "timings_seconds": seconds}
+        launches = {way: model.launch["launches"] for way, model in ways.items()}
+        about = {"batch_size": batch_size, "launch": ways["graph"].launch, "launches": launches}
+        return about | {"timings_seconds": seconds}
 
 
 def main() -> int:
@@ -66,6 +70,7 @@ def main() -> int:
     parser.add_argument("--mode", choices=("inference", "training"), default="training")
     parser.add_argument("--dtype", default="float16")
     parser.add_argument("--batch-sizes", default="1,2,4,8,12,16")
+    parser.add_argument("--norm-sums", action="store_true", help="compare sums of batch norms in products")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     device = probe.device()
@@ -75,6 +80,7 @@ def main() -> int:
     network, clock = models.build(arguments.model), clocks.cupy_clock(device.uuid)
     options = {
         "mode": arguments.mode, "dtype": arguments.dtype, "device": device, "clock": clock,
+        "norm_sums": arguments.norm_sums,
         "context": kernel_context.usual_context(device, arguments.dtype),
     }  # fmt: skip
     rows = []

@@ -40,6 +40,7 @@ class Workload:
     library: str
     recompute: bool  # discard activations and compute them again in the backward pass
     accumulate: bool = False  # accumulate the gradients of several batches for an optimizer step, in training
+    norm_sums: bool = False  # cubatch kernels compute the sums of batch norms in the products next to them, in training
 
     @classmethod
     def of(

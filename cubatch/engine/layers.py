@@ -48,7 +48,32 @@ class Ops:
             if name.endswith("_dgrad") and "out" not in given:
                 continue  # of the first layer: nothing reads the gradient of its input
             options = {parameter: given[parameter] for parameter in _parameters(name) if parameter in given}
+            options |= _shared_sums(at, name)
             getattr(at.place.operations, name)(**options)
+
+
+def _shared_sums(at: Bound, name: str) -> dict[str, Any]:
+    """
+    Return the arguments of kernels where a product computes the sums of a batch norm next to it (`Op.summed`).
+
+    They are those of the norm for the product, and what the product computed for the norm.
+    """
+    place, norm = at.place, at.op.summed
+    if norm is None and at.layer.has_statistics:
+        is_done = at.op.kind == "forward" and "statistics" in at.reads
+        return {"has_statistics": True} if is_done else {role: at.reads[role] for role in {"means"} & {*at.reads}}
+    if norm is None or name.endswith("_wgrad"):
+        return {}
+    mean, inv_std = (at.reads | at.writes)["statistics"]
+    statistics = {"mean": mean, "inv_std": inv_std}
+    if at.op.kind == "forward":
+        state = place.states[norm.name] if place.rank == 0 and not at.op.replay else {"mean": None, "var": None}
+        running = {"running_mean": state["mean"], "running_var": state["var"]}
+        layer: Any = norm.layer
+        return {"norm": statistics | running | {"momentum": layer.momentum, "eps": layer.eps}}
+    parameters = dict(place.parameters[norm.name]) if at.op.undoes_relu else {"gamma": None, "beta": None}
+    gradients = {f"d{name}": array for name, array in place.gradients[norm.name].items()}
+    return {"norm": statistics | gradients | parameters | {"x": at.reads["normed"], "means": at.writes["means"]}}
 
 
 @functools.cache

@@ -62,6 +62,8 @@ class Model(Learned):
         context: Runs the operations on hand-written kernels; None uses the array library's calls.
         operations: Functions instead of both, under the names of `functional`; needed for 16 bits without kernels.
         graphs: Steps on hand-written kernels may be CUDA graphs; False launches their kernels one by one.
+        norm_sums: In training on hand-written kernels, products compute the sums of the batch norms next to them.
+            Kernels of Hopper GPUs compute them while they store a result; it was not measured yet.
 
     Raises:
         UnsupportedLayer: If the engine cannot compute one of the layers.
@@ -95,6 +97,7 @@ class Model(Learned):
         context: Context | None = None,
         operations: Any = None,
         graphs: bool = True,
+        norm_sums: bool = False,
     ) -> None:
         self.spec, self.network, self.device = spec, as_network(spec), device
         self._usual_device: int | None = None
@@ -105,7 +108,7 @@ class Model(Learned):
         self.library = "cubatch" if context else "im2col"
         self._work = Workload(
             spec=spec, device=device, mode=mode, dtype=dtype, optimizer=optimizer, library=self.library,
-            recompute=recompute,
+            recompute=recompute, norm_sums=norm_sums,
         )  # fmt: skip
         self._kind = np.dtype(storage.element_type(dtype, self.library))
         is_narrow = self._kind.itemsize < np.dtype(np.float32).itemsize

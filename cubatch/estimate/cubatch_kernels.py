@@ -20,10 +20,11 @@ from cubatch.errors import InvalidArgument
 from cubatch.hardware import arithmetic as device_arithmetic
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.kernels import attention_launches, winograd_plan
-from cubatch.kernels.cost_model import blocks
+from cubatch.kernels.cost_model import blocks, tile_of
 from cubatch.kernels.problem import Problem, problem_of
 from cubatch.kernels.ranking import ranking
 from cubatch.kernels.variant import Kernel
+from cubatch.kernels.workspace.misc import merged_tiles
 from cubatch.network.layer import Layer
 from cubatch.network.layers import Attention
 from cubatch.network.passes import Pass
@@ -60,6 +61,9 @@ def pass_seconds(
     # whether the pass belongs to a training step. Its forward pass stores attention's weights, and batch norm uses the
     # statistics of the batch
     saves: bool = False,
+    # whether a product also computes the sums of a batch norm next to it, or a batch norm does not. A kernel sums each
+    # tile while it stores it, and a launch or two add up the tiles. If the kernel cannot, those of the norm follow
+    summed: bool = False,
 ) -> tuple[Array, tuple[str, ...], Array]:
     """
     Predict the time of one pass by cubatch kernels at each batch size, and the kernel that runs.
@@ -96,7 +100,7 @@ def pass_seconds(
     seconds, names, grids = [], [], []
     for n in batch_sizes:
         product = counted(layer, pass_, n, device, dtype)
-        again, launches = _sums(layer, pass_, saves=saves) if product is None else (0, 1)
+        again, launches = _sums(layer, pass_, saves=saves) if product is None and not summed else (0, 1)
         moved = layer.traffic(pass_, n) + n * (more + again)
         if product is None:
             peak = device_arithmetic.peak_flops_per_second(device, dtype) or math.inf
@@ -110,6 +114,9 @@ def pass_seconds(
         per_second = device.peak_bytes_per_second / BYTES_PER_ELEMENT[dtype] / memory
         times, share = _measured(device, product.kernel.family)
         longest = max(compute * times * product.seconds, moved / per_second / share)
+        if summed:
+            elements, launches = _sums_of_norm(layer, pass_, n, product)
+            longest += elements / per_second / MOVED_SHARE + launches * LAUNCH_SECONDS
         seconds.append(longest + LAUNCH_SECONDS + (again / per_second / MOVED_SHARE + LAUNCH_SECONDS) * bool(again))
         names.append(product.kernel.name)
         grids.append(product.blocks)
@@ -123,6 +130,7 @@ class Counted:
     kernel: Kernel  # the variant
     blocks: int  # blocks of its grid
     seconds: float  # the longer of its clocks at the boost clock and its FLOP at the peak rate
+    is_whole: bool = True  # whether it is one launch that neither splits gemm_k nor has phases
 
 
 def counted(layer: Layer, pass_: Pass, batch_size: int, device: Device, dtype: str) -> Counted | None:
@@ -137,7 +145,8 @@ def counted(layer: Layer, pass_: Pass, batch_size: int, device: Device, dtype: s
     clocks, parts, kernel = ranking(problem, device)[0]
     flops = _flops(layer, pass_, batch_size, problem, kernel)
     peak = device_arithmetic.peak_flops_per_second(device, dtype) or math.inf
-    return Counted(kernel, blocks(problem, kernel) * parts, max(clocks / (device.clock_hz or math.inf), flops / peak))
+    seconds = max(clocks / (device.clock_hz or math.inf), flops / peak)
+    return Counted(kernel, blocks(problem, kernel) * parts, seconds, parts == problem.phases == 1)
 
 
 def was_timed(device: Device) -> bool:
@@ -175,6 +184,20 @@ def _sums(layer: Layer, pass_: Pass, *, saves: bool) -> tuple[int, int]:
     if layer.has_statistics and pass_ is Pass.FPROP and saves:
         return math.prod(layer.input_shape), 3  # moments of tiles, their merging, and the norm
     return 0, 2 if pass_ is Pass.WGRAD else 1
+
+
+def _sums_of_norm(layer: Layer, pass_: Pass, batch_size: int, product: Counted) -> tuple[float, int]:
+    """Return the elements that the sums of a norm next to a product move in addition, and their launches."""
+    h, w, channels = layer.output_shape if pass_ is Pass.FPROP else layer.input_shapes[0]
+    rows = batch_size * h * w
+    kernel, tile = product.kernel, tile_of(product.kernel)
+    is_forward, on_hopper = pass_ is Pass.FPROP, kernel.family == "hopper"
+    is_narrow = BYTES_PER_ELEMENT[kernel.dtype] < BYTES_PER_ELEMENT["float32"]
+    if not (product.is_whole and (is_narrow if on_hopper else is_forward and kernel.winograd is None)):
+        return rows * channels * (1 if is_forward else 2), 2
+    tiles = -(-rows // (tile.m // 2 if on_hopper and not tile.swapped else tile.m))
+    floats = 2 * tiles * channels * (3 if is_forward else 2)  # written and read
+    return floats * BYTES_PER_ELEMENT["float32"] / BYTES_PER_ELEMENT[kernel.dtype], 1 + bool(merged_tiles(tiles)[0])
 
 
 def _attention_seconds(

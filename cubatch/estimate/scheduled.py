@@ -28,14 +28,20 @@ class Scheduled:
     # further elements per sample that it moves: reads of its epilogue, and sums of gradients before it. If the pass
     # does not run, it moves only these
     more: int
+    summed: bool = False  # whether a product's pass also computes the sums of a batch norm, or a norm's pass does not
 
 
 @cached
-def scheduled_passes(spec: Spec, mode: str, library: str) -> tuple[Scheduled, ...]:
+def scheduled_passes(
+    spec: Spec,
+    mode: str,
+    library: str,
+    norm_sums: bool = False,  # noqa: FBT001, FBT002 - a cache key
+) -> tuple[Scheduled, ...]:
     """
     Return the passes of one step in the order of `layer_passes`, each with whether it runs or is fused.
 
-    Any `library` but "cubatch" runs the schedule of the array library, "im2col".
+    Any `library` but "cubatch" runs the schedule of the array library, "im2col". `norm_sums` is that of `schedule`.
 
     Example:
         >>> from cubatch.network import models
@@ -43,20 +49,32 @@ def scheduled_passes(spec: Spec, mode: str, library: str) -> tuple[Scheduled, ..
         >>> sum(item.runs for item in passes), len(passes)
         (56, 174)
     """
-    program = schedule_of(spec, mode, recompute=False, library="cubatch" if library == "cubatch" else "im2col")
+    library = "cubatch" if library == "cubatch" else "im2col"
+    program = schedule_of(spec, mode, recompute=False, library=library, norm_sums=norm_sums)
     ops: dict[tuple[str, str], Op] = {}
-    summed: dict[str, int] = {}
+    added: dict[str, int] = {}
     for op in program.ops:
         if op.node is not None and op.kind == "accumulate":
-            summed[op.node.name] = summed.get(op.node.name, 0) + 3 * math.prod(op.node.layer.output_shape)
+            added[op.node.name] = added.get(op.node.name, 0) + 3 * math.prod(op.node.layer.output_shape)
         elif op.node is not None:
             ops[op.node.name, op.kind] = op
     passes = []
     for node, pass_ in layer_passes(spec, mode):
         runs = ops.get((node.name, "forward" if pass_ is Pass.FPROP else "backward"))
-        ending = runs.ending - {"folded"} if runs and pass_ is not Pass.WGRAD else ()
+        ending = runs.ending - {"folded"} if runs and pass_ is not Pass.WGRAD else frozenset()
+        summed = runs is not None and _shares_sums(runs, pass_)
+        if summed and runs and "normed" in runs.reads:  # the norm's input, instead of a mask that it implies
+            ending = ending - ({"positive"} if runs.undoes_relu else set()) | {"normed"}
         more = sum(program.buffers[runs.reads[role]].elements for role in ending) if runs else 0
         if pass_ is not Pass.FPROP:  # before the first of its gradients
-            more += summed.pop(node.name, 0)
-        passes.append(Scheduled(node, pass_, runs is not None, more))
+            more += added.pop(node.name, 0)
+        is_done = runs is None or (summed and pass_ is Pass.WGRAD)
+        passes.append(Scheduled(node, pass_, not is_done, more, summed))
     return tuple(passes)
+
+
+def _shares_sums(op: Op, pass_: Pass) -> bool:
+    """Return whether a product's pass computes a batch norm's sums, or they are computed for this pass of a norm."""
+    if op.summed is not None:
+        return pass_ is not Pass.WGRAD
+    return "means" in op.reads or (op.kind == "forward" and "statistics" in op.reads)

@@ -38,8 +38,8 @@ CUBATCH_FITTED_SCALE_SD = 0.25
 """Uncertainty if they were: on an H100, which was not fitted, ResNets took 0.68 to 1.22 times the prediction."""
 FUSED = "fused"
 """Algorithm of a fused layer, and of a pass that does nothing."""
-Work = tuple[Layer, Pass, bool, int]
-"""A pass, whether it runs, and what more it moves: see `Scheduled`."""
+Work = tuple[Layer, Pass, bool, int, bool]
+"""A pass, whether it runs, what more it moves, and whether sums of a norm are shared: see `Scheduled`."""
 
 
 def predict_step(
@@ -52,6 +52,7 @@ def predict_step(
     # "vendor" (cuDNN and cuBLAS), "torch" (the same, launched by PyTorch layer by layer) or "cubatch"
     library: str = "vendor",
     scales: Scales | None = None,  # factors on the GPU's times, from anchors
+    norm_sums: bool = False,  # cubatch kernels compute sums of batch norms in the products next to them: see `Model`
 ) -> StepPrediction:
     """
     Return the predicted time of a step and its passes at each batch size.
@@ -82,11 +83,14 @@ def predict_step(
         raise InvalidArgument("device", str(device), "a GPU whose peak_bytes_per_second is known")
     if has_tensor_cores(device, dtype) is None:
         raise InvalidArgument("device", str(device), f"a GPU of which is known whether its Tensor Cores take {dtype}")
-    scales, passes = scales or Scales(), scheduled_passes(spec, mode, "cubatch")
+    scales, passes = scales or Scales(), scheduled_passes(spec, mode, "cubatch", norm_sums)
     if library != "cubatch":  # each layer is a separate call
         passes = tuple(Scheduled(node, pass_, runs=True, more=0) for node, pass_ in layer_passes(spec, mode))
     distinct: dict[Work, int] = {}
-    places = [distinct.setdefault((extents(at.node.layer), at.pass_, at.runs, at.more), len(distinct)) for at in passes]
+    places = [
+        distinct.setdefault((extents(at.node.layer), at.pass_, at.runs, at.more, at.summed), len(distinct))
+        for at in passes
+    ]
     work, notes = list(distinct), list[ModelNote]()
     if library == "cubatch":
         part = _cubatch_part(work, batch_sizes, device, dtype, scales=scales, notes=notes, saves=mode == "training")
@@ -129,12 +133,12 @@ def _cubatch_part(
     nothing = np.zeros(len(batch_sizes)), (FUSED,) * len(batch_sizes), np.zeros(len(batch_sizes))
     facts: dict[str, Any] = {"compute": scales.compute, "memory": scales.memory, "saves": saves}
     rows = [
-        cubatch_kernels.pass_seconds(layer, pass_, batch_sizes, device, dtype, **facts, more=more)
+        cubatch_kernels.pass_seconds(layer, pass_, batch_sizes, device, dtype, **facts, more=more, summed=summed)
         if runs
         else cubatch_kernels.moved_seconds(more, batch_sizes, device, dtype, memory=scales.memory)
         if more
         else nothing
-        for layer, pass_, runs, more in work
+        for layer, pass_, runs, more, summed in work
     ]
     notes.append(ModelNote("fitted_on_h200" if cubatch_kernels.was_timed(device) else "counted_clocks"))
     shape = len(rows), len(batch_sizes)  # of no rows too

@@ -110,6 +110,11 @@ class Kernel:
         return (self.min_arch or 0) <= arch <= (self.max_arch or arch)
 
     @property
+    def sums_norms(self) -> bool:
+        """Whether it is a product that also computes sums for a batch norm; only steps with `norm_sums` launch it."""
+        return ("NORM_SUMS", "1") in self.axes
+
+    @property
     def tile_name(self) -> str:
         """The name of the tile, with Winograd's outputs before it: "f4x4_128x128x8"; empty without a tile."""
         name = self.tile.name if self.tile else ""

@@ -38,7 +38,8 @@ def kernel_context(device: Device, dtype: str, *, overlaps: bool, seconds: float
     launcher = CudaLauncher(device, overlaps=overlaps)
     arch = arch_number(device.arch or "")
     needed = {dtype, "float32"} if dtype == "tf32" else {dtype}  # tf32 only rounds the factors of products
-    launcher.compile(kernel for kernel in kernels() if kernel.dtype in needed and kernel.runs_on(arch))
+    usual = (kernel for kernel in kernels() if not kernel.sums_norms)  # those are compiled by the steps that have them
+    launcher.compile(kernel for kernel in usual if kernel.dtype in needed and kernel.runs_on(arch))
     winners = Winners(path, gpu=gpu_name(device), sources=kernels_sha256(), overlaps=launcher.overlaps)
     chooser = TimedChoice(functools.partial(cupy_kernel_clock, None, _FILLER_BYTES), winners, seconds)
     return Context(device, launcher, chooser, tf32=dtype == "tf32")

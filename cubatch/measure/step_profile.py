@@ -125,7 +125,7 @@ def _model(work: Workload, seed: int) -> Model:
 
 
 def _operations(work: Workload) -> tuple[Op, ...]:
-    return schedule_of(work.spec, work.mode, work.recompute, work.library).ops
+    return schedule_of(work.spec, work.mode, work.recompute, work.library, work.norm_sums).ops
 
 
 Key = tuple[int | None, str]

@@ -37,7 +37,7 @@ def largest(work: Workload, limit: int, target: int | None = None) -> int:
     """
     if target is not None:
         return cuts(work, target, limit)[-1]
-    program = schedule_of(work.spec, work.mode, work.recompute, work.library)
+    program = schedule_of(work.spec, work.mode, work.recompute, work.library, work.norm_sums)
 
     def bound(size: int) -> int:
         members, shard = shards(program, size, work.device)

@@ -93,9 +93,15 @@ class Plan:
 
 
 @cached
-def schedule_of(spec: Spec, mode: str, recompute: bool, library: str) -> Schedule:  # noqa: FBT001 - a cache key
+def schedule_of(
+    spec: Spec,
+    mode: str,
+    recompute: bool,  # noqa: FBT001 - a cache key
+    library: str,
+    norm_sums: bool = False,  # noqa: FBT001, FBT002
+) -> Schedule:
     """Return the operations and buffers of one step of a spec; cached, since plans of many batch sizes share them."""
-    return schedule(spec, mode, recompute=recompute, library=library)
+    return schedule(spec, mode, recompute=recompute, library=library, norm_sums=norm_sums)
 
 
 def plan(work: Workload, batch_size: int) -> Plan:
@@ -105,7 +111,7 @@ def plan(work: Workload, batch_size: int) -> Plan:
     The largest buffers are placed first, each at the lowest offset that is free during its lifetime.  This is greedy by
     size: Pisarchyk and Lee, 2020, arXiv:2001.03288.
     """
-    program = schedule_of(work.spec, work.mode, work.recompute, work.library)
+    program = schedule_of(work.spec, work.mode, work.recompute, work.library, work.norm_sums)
     members, shard = shards(program, batch_size, work.device)
     sizes = buffer_sizes(program, shard, work.dtype, work.device, work.library).tolist()
     offsets, arena = _place(sizes, program.lifetimes.tolist())

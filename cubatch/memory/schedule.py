@@ -18,6 +18,10 @@ operation also adds the gradients of other readers.
 On cubatch kernels a batch norm also computes another activation that alone reads it.  The norm's backward pass computes
 the slope from the norm's input, which it reads anyway.  The value between the two is not stored.  A ReLU whose slope no
 product applies is undone in the same way.
+
+With `norm_sums`, products also compute the sums over the batch of the norms next to them.  A forward product whose
+result a norm reads computes that norm's statistics.  A product that makes the gradient of a norm's result computes the
+gradients of the norm's parameters.  Each such norm has one pass over its arrays then, instead of two.
 """
 
 from __future__ import annotations
@@ -37,7 +41,9 @@ from cubatch.network.layer import Layer, check_mode
 _TWO = 2  # branches of a sum that an epilogue can add: its own result and another
 
 
-def schedule(spec: Spec, mode: str = "inference", *, recompute: bool = False, library: str = "im2col") -> Schedule:
+def schedule(
+    spec: Spec, mode: str = "inference", *, recompute: bool = False, library: str = "im2col", norm_sums: bool = False
+) -> Schedule:
     """
     Return the operations of one step and the buffers that they read and write.
 
@@ -48,6 +54,7 @@ def schedule(spec: Spec, mode: str = "inference", *, recompute: bool = False, li
             have equal size, their number is about the square root of the layers (Chen et al., 2016, arXiv:1604.06174).
         library: For "cubatch" the batch has the shape `stored_input_shape` and saved values `stored_saved_elements`,
             and batch norms compute activations.
+        norm_sums: For "cubatch" in training: products compute the sums of the batch norms next to them.
 
     Returns:
         Schedule: Operations and buffers, valid for every batch size.
@@ -57,6 +64,7 @@ def schedule(spec: Spec, mode: str = "inference", *, recompute: bool = False, li
     pads = library == "cubatch"
     stored = stored_input_shape(network) if pads else network.input_shape
     writer = _Writer(network, mode, single=isinstance(spec, Layer), pads=pads, activates=norms_activate(library))
+    writer.sums = norm_sums and pads and writer.training
     cuts = writer.cuts() if recompute and mode == "training" else [len(network.nodes)]
     values = writer.inputs(stored)
     for node in network.nodes:
@@ -103,6 +111,7 @@ class _Writer:
         self.sloped: set[str] = set()
         # By batch norm: the activation behind it, whose slope its backward operation applies.
         self.undone: dict[str, Node] = {}
+        self.sums = False
 
     def buffer(self, buffer: Buffer) -> int:
         self.buffers.append(buffer)
@@ -167,10 +176,62 @@ class _Writer:
                 fixed = Buffer(name, "activations", node.name, shape, FLOAT32_BYTES, batched=False)
                 saved["statistics"] = self.buffer(fixed)
             self.saved[node.name] = saved
-            writes |= saved
+            before = self.sum_behind(node, values, saved)
+            reads |= before
+            writes |= {role: number for role, number in saved.items() if role not in before}
         self.produced[writes["y"]] = len(self.ops)
         self.emit("forward", node, reads, writes, replay=replay)
         values[node.name] = writes["y"]
+
+    def sum_behind(self, node: Node, values: dict[str, int], saved: dict[str, int]) -> dict[str, int]:
+        """
+        Fuse a batch norm's statistics into the product that computes its input.
+
+        Returns:
+            dict: "statistics", which the norm reads then; empty if they are not fused.
+        """
+        time = self.produced.get(values[node.inputs[0]], -1)
+        if not (self.sums and node.layer.has_statistics) or time < 0:
+            return {}
+        op, channels = self.ops[time], node.layer.input_shape[2]
+        product = op.node.layer if op.node else node.layer
+        is_plain = not (op.then or op.summed or op.relu)
+        if not (product.has_epilogue and is_plain and product.output_shape[2] == channels):
+            return {}
+        fused = {"statistics": saved["statistics"]}
+        self.ops[time] = attrs.evolve(op, writes=op.writes | fused, summed=node)
+        return fused
+
+    def sum_before(self, node: Node, dy: int, reads: dict[str, int]) -> dict[str, int]:
+        """
+        Fuse the sums of a batch norm's gradient into the product that computes dy, the gradient of its result.
+
+        `reads` has the norm's input and statistics.
+
+        Returns:
+            dict: "means", which the norm's operation reads then; empty if they are not fused.
+        """
+        if not (self.sums and node.layer.has_statistics) or node.name in self.undone:
+            return {}
+        time = self.written(dy)
+        if time <= max(map(self.written, (reads["x0"], reads["statistics"]))):  # computed again after the product
+            return {}
+        op = self.ops[time]
+        product, channels = op.node.layer if op.node else node.layer, node.layer.input_shape[2]
+        is_of_product = op.kind == "backward" and product.has_epilogue and op.writes.get("dx0") == dy
+        if not is_of_product or op.summed or product.input_shape[2] != channels:
+            return {}
+        means = Buffer(
+            f"{node.name}.means", "activation_gradients", node.name, (2, channels), FLOAT32_BYTES, batched=False
+        )
+        fused = {"means": self.buffer(means)}
+        more = {"normed": reads["x0"], "statistics": reads["statistics"]}
+        self.ops[time] = attrs.evolve(op, reads=op.reads | more, writes=op.writes | fused, summed=node)
+        return fused
+
+    def written(self, number: int) -> int:
+        """Return the index of the last operation so far that writes a buffer; -1 if none does."""
+        return max((time for time, op in enumerate(self.ops) if number in op.writes.values()), default=-1)
 
     def joined(self, node: Node, values: dict[str, int]) -> int | None:
         """
@@ -391,6 +452,7 @@ class _Writer:
             self.pass_on(node, dy, [name for _, name in wanted])
             return
         reads = {"dy": dy} | self.saved.get(node.name, {}) | self.saved_for(node, values)
+        reads |= self.sum_before(node, dy, reads)
         in_place = layer.elementwise and self.holders[dy] == {node.name} and dy not in self.given
         writes = {}
         for i, _ in wanted:

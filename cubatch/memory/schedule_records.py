@@ -63,12 +63,21 @@ class Op:
     # fused layers in their order: a batch norm by running statistics, a sum, activations. In a backward operation, the
     # activation whose slope is applied
     then: tuple[Node, ...] = ()
+    # a batch norm whose sums over the batch the operation also computes; None for none. A forward operation writes
+    # "statistics", the norm's mean and inverse deviation. A backward one reads the norm's input "normed" and its
+    # statistics. It writes "means" and the gradients of the norm's parameters
+    summed: Node | None = None
     norms: tuple[tuple[Node, Node], ...] = ()  # for "fold": each product and its fused batch norm
 
     @property
     def norm(self) -> Node | None:
         """The batch norm that is fused into the operation, or None."""
         return next((node for node in self.then if node.layer.has_statistics), None)
+
+    @property
+    def undoes_relu(self) -> bool:
+        """Whether a ReLU alone lies between the summed norm and the gradient's product: "normed" has its slope."""
+        return self.summed is not None and [node.inputs[0] for node in self.then] == [self.summed.name]
 
     @property
     def ending(self) -> frozenset[str]:
@@ -122,7 +131,7 @@ class Schedule:
             if op is None:
                 key: object = buffer.elements, buffer.itemsize, buffer.batched
             else:
-                key = op.kind, op.node and extents(op.node.layer), op.ending
+                key = op.kind, op.node and extents(op.node.layer), op.ending, op.summed is not None
             if key not in numbers:
                 numbers[key] = len(representatives)
                 representatives.append(op or buffer)

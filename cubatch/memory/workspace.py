@@ -37,7 +37,11 @@ def kernel_workspace_bytes(op: Op, program: Schedule, samples: int, dtype: str, 
         InvalidArgument: If the device's SMs or compute capability are unknown.
     """
     if op.node is not None:
-        return _layer_bytes(extents(op.node.layer), _pass(op, program), samples, dtype, device)
+        own = _layer_bytes(extents(op.node.layer), _pass(op, program), samples, dtype, device)
+        if op.summed is None:
+            return own
+        h, w, channels = op.summed.layer.input_shape
+        return own + misc.norm_sums_workspace(samples * h * w, channels, dtype, device)
     if op.kind == "update":
         is_scaled = dtype in LOSS_SCALE_BYTES and not program.single  # a layer on its own has no optimizer step
         return misc.loss_scale_workspace(program.network.parameters, dtype) if is_scaled else 0

@@ -44,6 +44,7 @@
 //   phases    of a gradient, up to 4 in a launch, have a map of A and a walk each; one without taps writes what its
 //             epilogue makes of zero, and is left out where that is added to what is there
 //   slices    of a split gemm_k leave their sums in `partials`; simt/split_k_reduce.cu adds them up
+//   norms     -DNORM_SUMS=1 also sums over the rows for a batch norm (sums.cuh); the copy engine stores the output then
 //   dtypes    half_t, bfloat16_t; float is multiplied as tf32, which wgmma reads along gemm_k alone: B of NN and DGRAD
 //             has to come transposed, TN and WGRAD are not there
 #ifndef CB_ELEMENT
@@ -60,10 +61,16 @@
 #ifndef SWAPPED
 #define SWAPPED 0
 #endif
+#ifndef NORM_SUMS
+#define NORM_SUMS 0
+#endif
 
 #include "common/epilogue.cuh"
 #include "hopper/main_loop.cuh"
 #include "hopper/store.cuh"
+#if NORM_SUMS
+#include "hopper/sums.cuh"
+#endif
 
 // Registers of a thread: 168 at entry, for 384 threads; then few for the producer, whose warpgroup gives back the rest.
 constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
@@ -80,7 +87,12 @@ ENTRY(CB_TENSOR_MAP a_map,
 #endif
       CB_TENSOR_MAP b_map, CB_TENSOR_MAP out_map, CB_TENSOR_MAP added_map, CB_TENSOR_MAP mask_map, CB_ELEMENT* out,
       const CB_ELEMENT* bias, const float* scale, const float* shift, const CB_ELEMENT* residual,
-      const CB_ELEMENT* mask, float* partials, CB_GRID_CONSTANT Walks walks, const Output whole) {
+      const CB_ELEMENT* mask, float* partials,
+#if NORM_SUMS
+      CB_TENSOR_MAP norm_map, float* norm_sums, const float* mean, const float* inv_std, const CB_ELEMENT* gamma,
+      const CB_ELEMENT* beta,
+#endif
+      CB_GRID_CONSTANT Walks walks, const Output whole) {
   CB_DYNAMIC_SHARED(arena);
   const Shared shared{arena};
   const u32 rank = CLUSTER > 1 ? cb_cluster_rank() : 0;
@@ -91,6 +103,11 @@ ENTRY(CB_TENSOR_MAP a_map,
   };
 #else
   const auto map_of = [&](int) { return &a_map; };
+#endif
+#if NORM_SUMS
+  const TensorMap* normed = &norm_map;
+#else
+  const TensorMap* normed = nullptr;
 #endif
   if (cb_thread() == 0) {
     for (int stage = 0; stage < NUM_STAGES; ++stage) {
@@ -123,7 +140,7 @@ ENTRY(CB_TENSOR_MAP a_map,
         const Walk& walk = walks.of[phase];
         const Task task(walk, whole.slices, of_phase, rank);
         produce(Loader(map_of(phase), &b_map, walk, task, rank), task.count, shared, ring);
-        if constexpr (ADDS_TILES) produce_terms(&added_map, &mask_map, walk, task, shared, ring);
+        if constexpr (ADDS_TILES) produce_terms(&added_map, &mask_map, normed, walk, task, shared, ring);
       }
       // No block leaves while another of its cluster may still arrive at its barriers.
       for (int stage = 0; CLUSTER > 1 && stage < NUM_STAGES; ++stage, ring.advance()) wait_empty(shared, ring);
@@ -150,7 +167,19 @@ ENTRY(CB_TENSOR_MAP a_map,
       }
       consume(task.count, num_terms(walk), consumer, shared, ring, sum);
       if (HAS_FORWARD_TERMS && walk.stores_tiles && scale) scale_sums(scale, shift, walk, task, sum);
-      if constexpr (ADDS_TILES) apply_terms(walk, task, consumer, shared, ring, joins, sum);
+#if NORM_SUMS
+      const Norm norm{norm_sums, bias, mean, inv_std, gamma, beta};
+      apply_terms(walk, task, consumer, shared, ring, joins, sum, [&](int number) {
+        if constexpr (!SWAPPED) sum_columns(norm, walk, task, number, consumer, shared, ring, joins, sum);
+      });
+      if constexpr (SWAPPED) {
+        sum_swapped(norm, walk, task, consumer, shared, ring, joins, sum);
+      } else {
+        add_warps(norm, walk, task, consumer, shared, joins);
+      }
+#else
+      if constexpr (ADDS_TILES) apply_terms(walk, task, consumer, shared, ring, joins, sum, [](int) {});
+#endif
       store(epilogue, &out_map, walk, task, shared, warp, turn, joins, sum);
     }
     if (cb_lane() == 0) cb_tma_store_wait_read<0>();  // shared memory goes with the block

@@ -25,6 +25,9 @@
 #include "common/epilogue.cuh"
 #include "hopper/operands.cuh"
 
+// Whether the input of a norm comes through the ring too, the last term of an input's gradient (sums.cuh).
+constexpr bool READS_NORM = NORM_SUMS && HAS_MASK;
+
 // Wait until all blocks of the cluster have read what lies in a stage; a new stage's barrier lets all pass.
 CB_DEVICE void wait_empty(const Shared& shared, const Ring& ring) {
   cb_barrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
@@ -60,20 +63,22 @@ CB_DEVICE bool has_columns(const Walk& walk, const Task& task, int number) {
 // Number of stages behind the products of a swapped tile, whose columns take one stage for each term.
 CB_DEVICE int num_terms(const Walk& walk) {
   if constexpr (!SWAPPED || !ADDS_TILES) return 0;
-  return (walk.adds_tiles ? 1 : 0) + (HAS_MASK && walk.masks_tiles ? 1 : 0);
+  return (walk.adds_tiles ? 1 : 0) + (HAS_MASK && walk.masks_tiles ? 1 : 0) + (READS_NORM ? 1 : 0);
 }
 
-// Load what is added to a tile (`added`), and its mask, a stage each for the same columns.
-CB_DEVICE void produce_terms(const TensorMap* added, const TensorMap* mask, const Walk& walk, const Task& task,
-                             const Shared& shared, Ring& ring) {
+// Load what is added to a tile (`added`), its mask, and a norm's input, a stage each for the same columns.
+CB_DEVICE void produce_terms(const TensorMap* added, const TensorMap* mask, const TensorMap* normed, const Walk& walk,
+                             const Task& task, const Shared& shared, Ring& ring) {
+  constexpr int TERMS = READS_NORM ? 3 : 2;
   CB_NO_UNROLL
-  for (int term = 0; term < 2 * (TILE_N / ROW_ELEMENTS) && has_columns(walk, task, term / 2); ++term) {
-    const bool is_mask = term % 2;
-    if (!(is_mask ? HAS_MASK && walk.masks_tiles : walk.adds_tiles)) continue;
+  for (int term = 0; term < TERMS * (TILE_N / ROW_ELEMENTS) && has_columns(walk, task, term / TERMS); ++term) {
+    const bool is_mask = term % TERMS == 1, is_norm = term % TERMS == 2;
+    if (!(is_norm || (is_mask ? HAS_MASK && walk.masks_tiles : walk.adds_tiles))) continue;
     wait_empty(shared, ring);
     u64* full = shared.full(ring.stage);
     cb_barrier_expect(full, A_BYTES);
-    cb_tma_load_2d<1>(shared.a(ring.stage), is_mask ? mask : added, full, task.n + term / 2 * ROW_ELEMENTS, task.m);
+    const TensorMap* map = is_norm ? normed : is_mask ? mask : added;
+    cb_tma_load_2d<1>(shared.a(ring.stage), map, full, task.n + term / TERMS * ROW_ELEMENTS, task.m);
     ring.advance();
   }
 }
@@ -131,8 +136,10 @@ CB_DEVICE void apply_stage(bool is_mask, int number, int consumer, const Shared&
   ring.advance();
 }
 
+// Apply what comes through the ring; `finish` is called with the number of each 64 columns that are through.
+template <class Finish>
 CB_DEVICE void apply_terms(const Walk& walk, const Task& task, int consumer, const Shared& shared, Ring& ring,
-                           u32& joins, float (&sum)[STACKED][SUMS]) {
+                           u32& joins, float (&sum)[STACKED][SUMS], const Finish& finish) {
   CB_UNROLL
   for (int number = 0; number < TILE_N / ROW_ELEMENTS; ++number) {
     if (!has_columns(walk, task, number)) break;
@@ -140,6 +147,7 @@ CB_DEVICE void apply_terms(const Walk& walk, const Task& task, int consumer, con
     for (int term = 0; term < (HAS_MASK ? 2 : 1); ++term) {  // one copy of the code for both, which needs fewer registers
       if (term ? walk.masks_tiles : walk.adds_tiles) apply_stage(term, number, consumer, shared, ring, joins, sum);
     }
+    finish(number);
   }
 }
 

@@ -13,18 +13,9 @@ from cubatch.hardware import probe
 from cubatch.network import models
 from cubatch.network.graph import Network
 from cubatch.network.layers import (
-    Add,
-    BatchNorm2d,
-    Conv2d,
     Dropout,
-    GlobalAvgPool,
-    HardSigmoid,
-    HardSwish,
-    Linear,
-    ReLU,
-    Scale,
 )
-from tests.parity.blocks import BLOCK, block
+from tests.parity.blocks import BLOCK, block, walk
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
@@ -50,32 +41,6 @@ def mobilenet():
     usual = models.build("mobilenet-v3-large", input_shape=(64, 64, 3))
     layers = [attrs.evolve(layer, p=0.0) if isinstance(layer, Dropout) else layer for layer in usual.layers]
     return Network(input_shape=usual.input_shape, layers=layers, name=usual.name)
-
-
-def walk(network, x, p, norm):
-    """Run a network layer by layer as PyTorch has them."""
-    alike = {
-        ReLU: F.relu,
-        HardSwish: F.hardswish,
-        HardSigmoid: lambda x: F.relu6(x + 3) / 6,  # F.hardsigmoid's gradient has 1 / 6 in float32 alone
-        Add: torch.add,
-        Scale: torch.mul,
-        Dropout: lambda x: x,
-        GlobalAvgPool: lambda x: x.mean((2, 3), keepdim=True),
-    }
-    values = {"input": x}
-    for node in network.nodes:
-        name, layer, read = node.name, node.layer, [values[name] for name in node.inputs]
-        if isinstance(layer, Conv2d):
-            options = {"stride": layer.stride, "padding": layer.pad[0], "groups": layer.groups}
-            values[name] = F.conv2d(*read, p[name, "w"], p.get((name, "b")), **options)
-        elif isinstance(layer, BatchNorm2d):
-            values[name] = norm(name, *read, momentum=layer.momentum, eps=layer.eps)
-        elif isinstance(layer, Linear):
-            values[name] = F.linear(read[0].flatten(1), p[name, "w"], p[name, "b"])
-        else:
-            values[name] = alike[type(layer)](*read)
-    return values[network.nodes[-1].name]
 
 
 CASES = [(models.build("mnist-cnn"), mnist_cnn, 5), (BLOCK, block, 7)]

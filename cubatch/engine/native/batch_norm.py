@@ -7,6 +7,7 @@ positions, and `reduce` is never called.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,28 +28,48 @@ _MOMENTS = 3
 
 
 @operation(out=lambda given: given.x.shape)
-def batch_norm_train(context: Context, given: SimpleNamespace) -> Any:
-    """Launch the kernels of `functional.batch_norm_train`, with `workspace.misc.batch_norm_workspace` bytes."""
-    x, gamma, beta, dtype, channels = given.x, given.gamma, given.beta, dtype_of(given.x), given.x.shape[-1]
-    rows = _whole_batch(x, given.count)
+def batch_norm_train(context: Context, given: SimpleNamespace, *, has_statistics: bool = False) -> Any:
+    """
+    Launch the kernels of `functional.batch_norm_train`, with `workspace.misc.batch_norm_workspace` bytes.
+
+    `has_statistics` is whether mean and inv_std are those of the batch already: see `norm_sums`.
+    """
+    x, gamma, beta, channels = given.x, given.gamma, given.beta, given.x.shape[-1]
+    _whole_batch(x, given.count)
     statistics = {name: getattr(given, name) for name in ("mean", "inv_std")}
     running = {name: getattr(given, name) for name in ("running_mean", "running_var")}
     # All that the three steps check, before the first is launched.
     check(x.dtype, x.shape, x=x, residual=given.residual)
     check(x.dtype, (channels,), gamma=gamma, beta=beta)
     check(np.float32, (channels,), **statistics, **running)
+    if not has_statistics:
+        numbers = {"momentum": given.momentum, "eps": given.eps}
+        batch_norm_statistics(context, x, **statistics, **running, **numbers, workspace=given.workspace)
+    return batch_norm_apply(
+        context, x, gamma, beta, **statistics, residual=given.residual, relu=given.relu, activation=given.activation,
+        out=given.out,
+    )  # fmt: skip
+
+
+def batch_norm_statistics(context: Context, x: Any, *, workspace: Any, **results: Any) -> None:
+    """
+    Compute mean and inverse deviation of a batch (..., c), and update running statistics.
+
+    Args:
+        x: The batch.
+        workspace: 1-D uint8 array of `workspace.misc.batch_norm_workspace` bytes. None allocates one.
+        results: mean, inv_std, running_mean, running_var, momentum and eps as in `functional.batch_norm_train`.
+    """
+    dtype, channels = dtype_of(x), x.shape[-1]
+    rows = x.size // channels
     tiles = misc.summed_tiles(rows, channels, vector_width(context, channels, x), x.itemsize, context.device)
-    workspace = take_workspace(given.workspace, x, misc.batch_norm_workspace(rows, channels, dtype, context.device))
+    workspace = take_workspace(workspace, x, misc.batch_norm_workspace(rows, channels, dtype, context.device))
     partials = floats(workspace, tiles.tiles * _MOMENTS * channels)
     grid = (tiles.tiles, tiles.blocks, 1)
     context.run("batch_norm_statistics", x, grid, x, partials, *tile_arguments(rows, channels, tiles))
     batch_norm_finish(
-        context, partials, tiles.tiles, dtype=dtype, origin=x.reshape(-1)[:channels], **statistics, **running,
-        momentum=given.momentum, eps=given.eps, workspace=workspace[4 * partials.size :],
-    )  # fmt: skip
-    return batch_norm_apply(
-        context, x, gamma, beta, **statistics, residual=given.residual, relu=given.relu, activation=given.activation,
-        out=given.out,
+        context, partials, tiles.tiles, dtype=dtype, origin=x.reshape(-1)[:channels], **results,
+        workspace=workspace[4 * partials.size :],
     )  # fmt: skip
 
 
@@ -156,30 +177,57 @@ def fold_batch_norms(context: Context, given: SimpleNamespace) -> None:
 
 
 @operation(out=lambda given: given.dy.shape)
-def batch_norm_backward(context: Context, given: SimpleNamespace) -> Any:
-    """Launch the kernels of `functional.batch_norm_backward`, with `batch_norm_backward_workspace` bytes."""
+def batch_norm_backward(context: Context, given: SimpleNamespace, *, means: Any = None) -> Any:
+    """
+    Launch the kernels of `functional.batch_norm_backward`, with `batch_norm_backward_workspace` bytes.
+
+    `means` (2, c), if given, is what `gradient_sums` left: see `norm_sums`. dgamma and dbeta are complete then.
+    """
     dy, x, gamma, mean, inv_std, dx = given.dy, given.x, given.gamma, given.mean, given.inv_std, given.out
-    dtype, channels, rows = dtype_of(x), x.shape[-1], _whole_batch(x, given.count)
+    channels, rows = x.shape[-1], _whole_batch(x, given.count)
     check(x.dtype, x.shape, dy=dy, x=x, out=dx)
     check(x.dtype, (channels,), gamma=gamma, dgamma=given.dgamma, dbeta=given.dbeta)
     check(np.float32, (channels,), mean=mean, inv_std=inv_std)
     # Kernels that also compute an activation's slope take more registers: separate ones, so that others stay as fast.
     curve = [] if given.activation is None else [given.beta, _activation_code(given.activation, given.beta)]
     check(x.dtype, (channels,), beta=given.beta)
+    if means is None:
+        need = misc.batch_norm_backward_workspace(rows, channels, dtype_of(x), context.device)
+        workspace = take_workspace(given.workspace, x, need)
+        means = floats(workspace, 2 * channels)
+        gradient_sums(
+            context, dy, x, mean=mean, inv_std=inv_std, dgamma=given.dgamma, dbeta=given.dbeta, means=means,
+            curve=[gamma, *curve] if curve else [], workspace=workspace[4 * means.size :],
+        )  # fmt: skip
     stem = "batch_norm_slope" if curve else "batch_norm_backward"
-    sums, vector = variant.find(f"{stem}_sums", dtype), vector_width(context, channels, dy, x)
-    resident = resident_blocks(sums, context.device.compute_capability)
-    tiles = misc.summed_tiles(rows, channels, vector, x.itemsize, context.device, blocks_per_sm=resident)
-    need = misc.batch_norm_backward_workspace(rows, channels, dtype, context.device)
-    partials = floats(take_workspace(given.workspace, x, need), (1 + tiles.tiles) * 2 * channels)
-    numbers = tile_arguments(rows, channels, tiles)
-    arrays = [dy, x, mean, inv_std, partials[2 * channels :]]
-    context.launch(sums, (tiles.tiles, tiles.blocks, 1), [*arrays, *numbers, *([gamma, *curve] if curve else [])])
-    means = finish_gradients(context, x, tiles, partials, dgamma=given.dgamma, dbeta=given.dbeta)
     tiles = misc.walked_tiles(rows, channels, vector_width(context, channels, dy, x, dx), x.itemsize, context.device)
     numbers, grid = tile_arguments(rows, channels, tiles), (tiles.tiles, tiles.blocks, 1)
     context.run(f"{stem}_apply", x, grid, dy, x, dx, mean, inv_std, gamma, means, *numbers, *curve)
     return dx
+
+
+def gradient_sums(
+    context: Context, dy: Any, x: Any, *, mean: Any, inv_std: Any, dgamma: Any, dbeta: Any, means: Any,
+    curve: Sequence[Any] = (), workspace: Any,
+) -> None:  # fmt: skip
+    """
+    Compute the gradients of a norm's parameters, and the means over the batch of dy * xhat and dy.
+
+    Args:
+        dy, x, mean, inv_std, dgamma, dbeta: As in `functional.batch_norm_backward`.
+        means: Receives the means, float32 (2, c).
+        curve: gamma, beta and the code of an activation behind the norm, whose slope is applied to dy; empty for none.
+        workspace: 1-D uint8 array of `batch_norm_backward_workspace` bytes, less those of `means`.
+    """
+    dtype, channels = dtype_of(x), x.shape[-1]
+    rows = x.size // channels
+    sums = variant.find("batch_norm_slope_sums" if curve else "batch_norm_backward_sums", dtype)
+    vector, resident = vector_width(context, channels, dy, x), resident_blocks(sums, context.device.compute_capability)
+    tiles = misc.summed_tiles(rows, channels, vector, x.itemsize, context.device, blocks_per_sm=resident)
+    partials = floats(workspace, tiles.tiles * 2 * channels)
+    numbers = tile_arguments(rows, channels, tiles)
+    context.launch(sums, (tiles.tiles, tiles.blocks, 1), [dy, x, mean, inv_std, partials, *numbers, *curve])
+    finish_gradients(context, x, partials, means=means, dgamma=dgamma, dbeta=dbeta)
 
 
 def _whole_batch(x: Any, count: int | None) -> int:

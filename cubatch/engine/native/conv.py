@@ -12,11 +12,12 @@ copied into one with that number of channels; its gradient is computed with that
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 from cubatch.engine.backend import of, view
-from cubatch.engine.native import depthwise
+from cubatch.engine.native import depthwise, norm_sums
 from cubatch.engine.native.arrays import check, take_workspace
 from cubatch.engine.native.context import Context
 from cubatch.engine.native.layout import copy_channels
@@ -44,8 +45,14 @@ def output_shape(shape: ConvShape, samples: int) -> tuple[int, int, int, int]:
 
 
 @operation()
-def conv2d(context: Context, given: SimpleNamespace, *, fused: Fused = PLAIN) -> Any:
-    """Launch the kernels of `functional.conv2d`; `fused`, if given, replaces scale, shift, residual and relu."""
+def conv2d(
+    context: Context, given: SimpleNamespace, *, fused: Fused = PLAIN, norm: Mapping[str, Any] | None = None
+) -> Any:
+    """
+    Launch the kernels of `functional.conv2d`; `fused`, if given, replaces scale, shift, residual and relu.
+
+    `norm` is a batch norm that reads y: see `norm_sums.launch`.
+    """
     x, w, y = given.x, given.w, given.out
     wide, workspace = _as_wide(x, w, given)
     if wide is not w:
@@ -61,9 +68,10 @@ def conv2d(context: Context, given: SimpleNamespace, *, fused: Fused = PLAIN) ->
         activation = "relu" if given.relu else "none"
         fused = Fused(scale=given.scale, shift=given.shift, residual=given.residual, activation=activation)
     problem = conv2d_fprop_problem(context, x, w, shape)
-    launch(
+    norm_sums.launch(
         context,
         Operands(problem=problem, a=x, b=w, out=y, bias=given.b, fused=fused, shape=shape, workspace=workspace),
+        norm,
     )
     return y
 
@@ -80,8 +88,8 @@ def _gradient_problem(context: Context, pass_: Pass, left: Any, right: Any, shap
 
 
 @operation(out=lambda given: given.x_shape)
-def conv2d_dgrad(context: Context, given: SimpleNamespace) -> Any:
-    """Launch the kernels of `functional.conv2d_dgrad`."""
+def conv2d_dgrad(context: Context, given: SimpleNamespace, *, norm: Mapping[str, Any] | None = None) -> Any:
+    """Launch the kernels of `functional.conv2d_dgrad`; `norm` is a batch norm before it: see `norm_sums.launch`."""
     dy, w, dx, shape = given.dy, given.w, given.out, shape_of(given, given.x_shape, given.w)
     if given.residual is given.positive is None and supports(shape):
         return depthwise.dgrad(context, shape, dy, w, out=dx)
@@ -89,9 +97,8 @@ def conv2d_dgrad(context: Context, given: SimpleNamespace) -> Any:
     check(dy.dtype, w=w)
     problem = _gradient_problem(context, Pass.DGRAD, dy, w, shape)
     fused = Fused(residual=given.residual, mask=given.positive)
-    launch(
-        context, Operands(problem=problem, a=dy, b=w, out=dx, fused=fused, shape=shape, workspace=given.workspace)
-    )  # fmt: skip
+    operands = Operands(problem=problem, a=dy, b=w, out=dx, fused=fused, shape=shape, workspace=given.workspace)
+    norm_sums.launch(context, operands, norm)
     return dx
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from cubatch.engine.backend import of
+from cubatch.engine.native import norm_sums
 from cubatch.engine.native.arrays import check
 from cubatch.engine.native.context import Context
 from cubatch.engine.native.operands import PLAIN, Fused, Operands
-from cubatch.engine.native.product import launch, product_dtype, vector_of
+from cubatch.engine.native.product import product_dtype, vector_of
 from cubatch.errors import InvalidArgument
 from cubatch.kernels.problem import Problem
 
@@ -21,7 +23,7 @@ _LONGEST_ROW = 1 << 26  # a step of the main loop along the rows is counted in 3
 
 def gemm(
     context: Context, a: Any, b: Any, bias: Any = None, *, layout: str = "nt", out: Any = None,
-    workspace: Any = None, fused: Fused = PLAIN,
+    workspace: Any = None, fused: Fused = PLAIN, norm: Mapping[str, Any] | None = None,
 ) -> Any:  # fmt: skip
     """
     Return a product of matrices: out[m, n] = bias[n] + sum over k of a[m, k] * b[k, n].
@@ -34,6 +36,7 @@ def gemm(
         out: Where it goes: (m, n); None allocates it.
         workspace: 1-D uint8 array of `product_scratch.product_workspace` bytes. None allocates one where it is needed.
         fused: Further terms of the result; `Fused` lists those of each layout.
+        norm: Batch norm next to the product, of layouts "nt" and "nn": see `norm_sums.launch`.
 
     Returns:
         The product, which is `out` where that was given.
@@ -42,7 +45,8 @@ def gemm(
     result = of(a).empty((problem.m, problem.n), dtype=a.dtype) if out is None else out
     check(a.dtype, a=a, b=b)
     check(a.dtype, (problem.m, problem.n), out=result)
-    launch(context, Operands(problem=problem, a=a, b=b, out=result, bias=bias, fused=fused, workspace=workspace))
+    operands = Operands(problem=problem, a=a, b=b, out=result, bias=bias, fused=fused, workspace=workspace)
+    norm_sums.launch(context, operands, norm)
     return result
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from cubatch.engine.native.activation_functions import activation_code
 from cubatch.engine.native.context import Context, dtype_of
 from cubatch.engine.native.operands import Operands
+from cubatch.kernels import variant
 from cubatch.kernels.cost_model import BOX_CHANNELS, tile_of, tiles
 from cubatch.kernels.problem import Problem
 from cubatch.kernels.ranking import can_store
@@ -34,13 +35,15 @@ _FIELDS = (
 )  # fmt: skip
 _WALK = np.dtype([(name, np.int32) for name in _FIELDS])
 _PHASES = 4  # of a strided gradient, in a launch; PHASES there
+_CONSUMERS = 2  # each has half of a tile's rows, or whole tiles in turn if they are swapped
+_SUMMING_DTYPES = ("float16", "bfloat16")
 
 
 Launch = tuple[TensorMap, TensorMap, dict[str, int]]
 """Maps of A and B, and what of the walk is not zero."""
 
 
-def launch(context: Context, chosen: Kernel, operands: Operands, *, partials: Any, output: Any) -> None:
+def launch(context: Context, chosen: Kernel, operands: Operands, *, partials: Any, output: Any) -> int:
     """
     Launch a variant of kernels/hopper; phases of a strided gradient that change something share launches of four.
 
@@ -48,6 +51,10 @@ def launch(context: Context, chosen: Kernel, operands: Operands, *, partials: An
         operands: The operands; in tf32, B is contiguous along gemm_k.
         partials: Receives the slices of a split product; None if it is not split.
         output: A record `structs.OUTPUT`.
+
+    Returns:
+        The tiles of rows of which `Fused.sums` has sums: those of the variant that also computes them, if the copy
+        engine stores the output. Else 0.
     """
     problem, shape, ends, a, b = operands.problem, operands.shape, operands.ends, operands.a, operands.b
     if shape is None or problem.operation.startswith("gemm"):
@@ -62,7 +69,12 @@ def launch(context: Context, chosen: Kernel, operands: Operands, *, partials: An
         launches = [_dgrad(chosen, a, b, shape, phase) for phase in needed]
     tile, cluster, _ = _tile(chosen)
     tiles_n = tiles(problem, chosen)[1]
-    maps = _stored_maps(context, problem, ends, output, tile)
+    maps, sums = _stored_maps(context, problem, ends, output, tile), operands.fused.sums
+    summing = None if sums is None or maps["stores_tiles"] is None else summing_variant(chosen)
+    more: tuple[Any, ...] = ()
+    if summing is not None and sums is not None:
+        chosen, maps["masks_tiles"] = summing, None if sums.gamma is not None else maps["masks_tiles"]
+        more = (_rows(sums.x, output, tile.m), sums.partials, sums.mean, sums.inv_std, sums.gamma, sums.beta)
     together = _PHASES if problem.operation == "conv2d_dgrad" else 1
     for first in range(0, len(launches), together):
         part = launches[first : first + together]
@@ -80,8 +92,17 @@ def launch(context: Context, chosen: Kernel, operands: Operands, *, partials: An
         a_maps = [a_map for a_map, _, _ in part]
         a_maps += a_maps[:1] * (together - len(part))  # a map that is not looked at has to be one all the same
         stored = (map_ or a_maps[0] for map_ in maps.values())
-        arguments = (*a_maps, part[0][1], *stored, *ends, partials, walks[()], output)
+        more = (more[0] or a_maps[0], *more[1:]) if more else ()
+        arguments = (*a_maps, part[0][1], *stored, *ends, partials, *more, walks[()], output)
         context.launch(chosen, (blocks, 1, 1), arguments)
+    return -(-problem.m // (tile.m if tile.swapped else tile.m // _CONSUMERS)) if more else 0
+
+
+def summing_variant(kernel: Kernel) -> Kernel | None:
+    """Return the variant with the same tile that also computes sums for a batch norm; None if there is none."""
+    if kernel.dtype not in _SUMMING_DTYPES:
+        return None
+    return variant.find(f"{kernel.operation}_sums", kernel.dtype, family=kernel.family, tile=kernel.tile_name)
 
 
 def _adds_to_itself(context: Context, ends: tuple[Any, ...], output: Any) -> bool:
@@ -106,20 +127,23 @@ def _stored_maps(
     """
     out, *_, residual, mask = ends
     terms = [array for array in (residual, mask) if array is not None]
-    columns = int(output["columns"])
     is_aligned = all(context.aligned(array, ALIGNMENT) for array in (out, *terms))
     is_plain = output["activation"] <= _RELU and output["wide"]
     if not (is_aligned and is_plain and can_store(problem, tile, int(output["slices"]), has_terms=bool(terms))):
         return _NO_MAPS
 
-    def rows(array: Any, count: int) -> TensorMap | None:
-        if array is None:
-            return None
-        extents = columns, int(output["elements"]) // columns
-        return TensorMap(array, dtype_of(array), extents, (ROW_BYTES // array.itemsize, count))
+    added, masks = (_rows(array, output, tile.m) for array in (residual, mask))
+    stores = _rows(out, output, _STORED_ROWS[bool(tile.swapped)])
+    return {"stores_tiles": stores, "adds_tiles": added, "masks_tiles": masks}
 
-    added, masks = rows(residual, tile.m), rows(mask, tile.m)
-    return {"stores_tiles": rows(out, _STORED_ROWS[bool(tile.swapped)]), "adds_tiles": added, "masks_tiles": masks}
+
+def _rows(array: Any, output: Any, count: int) -> TensorMap | None:
+    """Return the tensor map of an array of the output's shape, in boxes of `count` rows; None for None."""
+    if array is None:
+        return None
+    columns = int(output["columns"])
+    extents = columns, int(output["elements"]) // columns
+    return TensorMap(array, dtype_of(array), extents, (ROW_BYTES // array.itemsize, count))
 
 
 def _tile(chosen: Kernel) -> tuple[Tile, int, int]:

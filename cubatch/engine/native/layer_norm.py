@@ -61,8 +61,9 @@ def parameter_sums(
     partials = floats(take_workspace(workspace, x, need), (1 + tiles.tiles) * 2 * channels)
     numbers = tile_arguments(rows, channels, tiles)
     grid = (tiles.tiles, tiles.blocks, 1)
-    context.run("layer_norm_sums", x, grid, dy, x, statistics, partials[2 * channels :], *numbers)
-    finish_gradients(context, x, tiles, partials, dgamma=dgamma, dbeta=dbeta)
+    means, sums = partials[: 2 * channels], partials[2 * channels :]
+    context.run("layer_norm_sums", x, grid, dy, x, statistics, sums, *numbers)
+    finish_gradients(context, x, sums, means=means, dgamma=dgamma, dbeta=dbeta)
 
 
 def _row_grid(context: Context, *arrays: Any) -> tuple[Grid, list[object]]:

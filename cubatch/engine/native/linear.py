@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,24 +15,26 @@ from cubatch.engine.native.reductions import column_sums
 
 
 @operation(out=lambda given: (*given.x.shape[:-1], given.w.shape[0]))
-def linear(context: Context, given: SimpleNamespace) -> Any:
+def linear(context: Context, given: SimpleNamespace, *, norm: Mapping[str, Any] | None = None) -> Any:
     x, w, y, residual, (k, c) = given.x, given.w, given.out, given.residual, given.w.shape
     check(x.dtype, (*x.shape[:-1], c), x=x)
     check(x.dtype, y.shape, residual=residual)
     fused = Fused(
         scale=given.scale, shift=given.shift, residual=_rows(residual, k), activation="relu" if given.relu else "none"
     )
-    gemm(context, x.reshape(-1, c), w, given.b, out=y.reshape(-1, k), workspace=given.workspace, fused=fused)
+    more = {"workspace": given.workspace, "fused": fused, "norm": norm}
+    gemm(context, x.reshape(-1, c), w, given.b, out=y.reshape(-1, k), **more)
     return y
 
 
 @operation(out=lambda given: (*given.dy.shape[:-1], given.w.shape[1]))
-def linear_dgrad(context: Context, given: SimpleNamespace) -> Any:
+def linear_dgrad(context: Context, given: SimpleNamespace, *, norm: Mapping[str, Any] | None = None) -> Any:
     dy, w, dx, (k, c) = given.dy, given.w, given.out, given.w.shape
     check(dy.dtype, (*dy.shape[:-1], k), dy=dy)
     check(dy.dtype, dx.shape, residual=given.residual, positive=given.positive)
     fused = Fused(residual=_rows(given.residual, c), mask=_rows(given.positive, c))
-    gemm(context, dy.reshape(-1, k), w, layout="nn", out=dx.reshape(-1, c), workspace=given.workspace, fused=fused)
+    more = {"workspace": given.workspace, "fused": fused, "norm": norm}
+    gemm(context, dy.reshape(-1, k), w, layout="nn", out=dx.reshape(-1, c), **more)
     return dx
 
 

@@ -21,6 +21,29 @@ _BY_FILTER = ("conv2d_wgrad", "gemm_tn")
 
 
 @attrs.frozen(kw_only=True, eq=False)
+class RowSums:
+    """
+    Sums over the rows of a product's output, for the batch norm next to it.
+
+    A variant may compute none; `product.launch` returns the number of tiles for which it does.
+
+    Attributes:
+        partials: float32, flat, for `misc.product_tiles` tiles. Receives count, mean and sum of squared deviations of
+            the output (tiles, 3, columns) in a forward pass. Of a gradient it receives the sums of dy * xhat and of dy
+            (tiles, 2, columns), where dy is the output.
+        x, mean, inv_std: For a gradient: input and statistics of the norm, so that xhat = (x - mean) * inv_std.
+        gamma, beta: Parameters of the norm if the mask is a ReLU of its result: x has the same slope. Else None.
+    """
+
+    partials: Any
+    x: Any = None
+    mean: Any = None
+    inv_std: Any = None
+    gamma: Any = None
+    beta: Any = None
+
+
+@attrs.frozen(kw_only=True, eq=False)
 class Fused:
     """
     Further terms of a product, applied before it is stored; None leaves a term out.
@@ -39,6 +62,7 @@ class Fused:
     # receives count, mean and sum of squared deviations of product + bias for each tile of rows. float32
     # (`statistics_tiles`, 3, columns), as `batch_norm_finish` takes them
     statistics: Any = None
+    sums: RowSums | None = None  # the same for any variant that is chosen, and of gradients
 
 
 PLAIN = Fused()

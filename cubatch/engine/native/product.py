@@ -8,7 +8,6 @@ up its slices.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -20,7 +19,7 @@ from cubatch.engine.native.activation_functions import activation_code
 from cubatch.engine.native.arrays import check, floats, take_workspace
 from cubatch.engine.native.context import Context, dtype_of
 from cubatch.engine.native.layout import transpose
-from cubatch.engine.native.operands import Operands, divisor
+from cubatch.engine.native.operands import Fused, Operands, divisor
 from cubatch.errors import DeviceFailed, InvalidArgument
 from cubatch.kernels.cost_model import tiles
 from cubatch.kernels.problem import Problem, vectors
@@ -88,9 +87,12 @@ def _as_convolution(problem: Problem) -> tuple[Any, int]:
     return np.array(extents + steps + phase + (divisor(1),) * 4, dtype=CONV)[()], images
 
 
-def launch(context: Context, operands: Operands) -> None:
+def launch(context: Context, operands: Operands) -> int:
     """
     Compute a product with its fused terms into its output.
+
+    Returns:
+        The tiles of rows of which `Fused.sums` has sums; 0 if the variant computes none.
 
     Raises:
         InvalidArgument: If arrays do not fit, the pass does not take a term, there are too many blocks, or the
@@ -99,36 +101,32 @@ def launch(context: Context, operands: Operands) -> None:
     problem, fused = operands.problem, operands.fused
     _check(operands)
 
-    def run(chosen: SplitKernel) -> None:
-        _launch(context, chosen, operands)
-
-    if fused.statistics is not None:
-        run(SplitKernel(_of_height(context, problem, fused.statistics)))  # whole sums in the block that owns them
-    else:  # a trial would overwrite operands in the output's memory
-        in_place = any(
-            context.address(array) == context.address(operands.out) for array in (fused.residual, fused.mask)
-        )
-        _run_what_is_taken(context, problem, run, try_out=backend.is_preparing() or not in_place)
+    if fused.statistics is not None:  # whole sums in the block that owns them
+        return _launch(context, SplitKernel(_of_height(context, problem, fused.statistics)), operands)
+    # A trial would overwrite operands in the output's memory.
+    in_place = any(context.address(array) == context.address(operands.out) for array in (fused.residual, fused.mask))
+    return _run_what_is_taken(context, operands, try_out=backend.is_preparing() or not in_place)
 
 
-def _run_what_is_taken(
-    context: Context, problem: Problem, run: Callable[[SplitKernel], None], *, try_out: bool
-) -> None:
+def _run_what_is_taken(context: Context, operands: Operands, *, try_out: bool) -> int:
     """
     Run the chosen variant; if the driver refuses it, run one of another family and stop using the refused family.
 
-    `try_out` is whether the choice may time variants on the arrays.
+    `try_out` is whether the choice may time variants on the arrays, without sums: a winner is one of all such products.
     """
-    chosen = context.choose(problem, run if try_out else None)
+    problem, plain = operands.problem, operands
+    if operands.fused.sums is not None:
+        plain = attrs.evolve(operands, fused=attrs.evolve(operands.fused, sums=None))
+    chosen = context.choose(problem, (lambda split: _launch(context, split, plain)) if try_out else None)
     try:
-        run(chosen)
+        return _launch(context, chosen, operands)
     except DeviceFailed as error:
         family = chosen.kernel.family
         if error.is_fatal or family in context.refused:
             raise
         _log.warning("%s; kernels/%s is not used any more", error, family)
         context.refused.add(family)
-        run(context.choose(problem))
+        return _launch(context, context.choose(problem), operands)
 
 
 def _of_height(context: Context, problem: Problem, statistics: Any) -> Kernel:
@@ -144,8 +142,8 @@ def _with_statistics(context: Context, problem: Problem) -> list[Kernel]:
     return [each for each in candidates if each.winograd is None]
 
 
-def _launch(context: Context, split: SplitKernel, operands: Operands) -> None:
-    """Launch one variant and, if it splits gemm_k, the kernel that adds up the slices."""
+def _launch(context: Context, split: SplitKernel, operands: Operands) -> int:
+    """Launch a variant and, if it splits gemm_k, the kernel that adds up the slices; return tiles of `Fused.sums`."""
     chosen, count, problem, fused = split.kernel, split.slices, operands.problem, operands.fused
     out, b, ends, columns = operands.out, operands.b, operands.ends, operands.columns
     tiles_m, tiles_n = tiles(problem, chosen)
@@ -173,7 +171,8 @@ def _launch(context: Context, split: SplitKernel, operands: Operands) -> None:
     output = np.array(numbers, dtype=OUTPUT)[()]
     if chosen.winograd is not None:
         winograd.launch(context, chosen, operands, output)
-        return
+        return 0
+    summed_tiles = 0
     conv, batch = operands.conv, operands.batch
     if chosen.entry != chosen.operation:
         if not can_run(problem, chosen):
@@ -185,16 +184,25 @@ def _launch(context: Context, split: SplitKernel, operands: Operands) -> None:
         if transposed:  # along gemm_k, the first axis of B: a filter (k, r, s, c) becomes (r, s, c, k)
             turned = floats(workspace, b.size).reshape(-1, len(b))
             b = transpose(context, b.reshape(len(b), -1), out=turned).reshape(-1)
-        hopper.launch(context, chosen, attrs.evolve(operands, b=b), partials=partials, output=output)
+        summed_tiles = hopper.launch(context, chosen, attrs.evolve(operands, b=b), partials=partials, output=output)
     else:
+        statistics = _moments(fused, count)
+        summed_tiles = 0 if statistics is None else tiles_m
         band = 1 if tiles_n <= _FEW_COLUMNS else _BAND
         extents = (problem.m, problem.k, problem.n, problem.groups, tiles_m, tiles_n, band, batch)
         structs = np.array(extents, dtype=PRODUCT)[()], output, conv
         grid = (grid_x, 1, problem.groups * count)
-        context.launch(chosen, grid, (operands.a, b, *ends, fused.statistics, partials, *structs))
+        context.launch(chosen, grid, (operands.a, b, *ends, statistics, partials, *structs))
     if count > 1:
         owned = _REDUCED_OF_MANY if count >= _MANY_SLICES else _REDUCED
         context.run("split_k_reduce", out, (-(-out.size // owned), 1, 1), *ends, partials, output)
+    return summed_tiles
+
+
+def _moments(fused: Fused, count: int) -> Any:
+    """Return where kernels of simt/ or mma/ write the moments of a product in `count` slices; None for nowhere."""
+    sums = fused.sums
+    return fused.statistics if sums is None or sums.x is not None or count > 1 else sums.partials
 
 
 def _check(operands: Operands) -> None:

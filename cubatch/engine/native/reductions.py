@@ -7,7 +7,7 @@ from typing import Any
 from cubatch.engine.backend import of
 from cubatch.engine.native.arrays import check, column_grid, floats, take_workspace, tile_arguments, vector_width
 from cubatch.engine.native.context import Context, dtype_of
-from cubatch.kernels.workspace.misc import ColumnTiles, column_sums_workspace, summed_tiles
+from cubatch.kernels.workspace.misc import column_sums_workspace, merged_tiles, summed_tiles
 
 FINISH_COLUMNS = 8
 """Columns of partial results that a block of a finishing kernel adds up: FINISH_LANES of kernels/common/columns.cuh."""
@@ -40,20 +40,34 @@ def finish_grid(columns: int) -> tuple[int, int, int]:
     return -(-columns // FINISH_COLUMNS), 1, 1
 
 
-def finish_gradients(context: Context, x: Any, tiles: ColumnTiles, partials: Any, *, dgamma: Any, dbeta: Any) -> Any:
+def add_up_tiles(context: Context, partials: Any, columns: int, *, workspace: Any) -> Any:
+    """
+    Return partial sums of fewer tiles: of many tiles, a launch adds up groups first, so that more blocks share them.
+
+    Args:
+        partials: float32 (tiles, columns), flat.
+        columns: Sums of a tile.
+        workspace: 1-D uint8 array of `column_sums_workspace` bytes for these rows and columns in float32.
+    """
+    rows = partials.size // columns
+    if not merged_tiles(rows)[0]:
+        return partials
+    tiles = summed_tiles(rows, columns, vector_width(context, columns, partials), partials.itemsize, context.device)
+    fewer = floats(workspace, tiles.tiles * columns)
+    context.run("column_sums", partials, column_grid(tiles), partials, fewer, *tile_arguments(rows, columns, tiles))
+    return fewer
+
+
+def finish_gradients(context: Context, x: Any, sums: Any, *, means: Any, dgamma: Any, dbeta: Any) -> None:
     """
     Compute the gradients of a norm's gamma and beta from their partial sums, two for each tile and channel.
 
     Args:
         x: Activations (..., c).
-        partials: float32, flat: means to write (2, c), then the sums (tiles, 2, c).
+        sums: float32 (tiles, 2, c), flat.
+        means: Receives the means over all rows: float32 (2, c).
         dgamma, dbeta: Receive the sums (c,).
-
-    Returns:
-        The means over all rows, (2, c), flat.
     """
     channels = x.shape[-1]
-    means, sums, share = partials[: 2 * channels], partials[2 * channels :], 1 / max(x.size // channels, 1)
-    numbers = tiles.tiles, channels, share
+    numbers = sums.size // (2 * channels), channels, 1 / max(x.size // channels, 1)
     context.run("batch_norm_backward_finish", x, finish_grid(2 * channels), sums, *numbers, dgamma, dbeta, means)
-    return means

@@ -25,6 +25,8 @@ _SLICES = 256
 _ROW_BLOCKS_PER_SM = 16
 _LOSS_BYTES = 8
 _FLAG_BYTES = 4
+_LEAST_TILE_ROWS = 64  # of a product that computes the sums of a norm
+_ALIGNMENT = 256
 
 
 @attrs.frozen
@@ -133,6 +135,28 @@ def merged_tiles(tiles: int) -> tuple[int, int]:
 def batch_norm_backward_workspace(rows: int, channels: int, dtype: str, device: Device) -> int:
     """Return the scratch memory of batch norm's gradient in bytes: two sums per tile and two means, per channel."""
     return 2 * (_most_tiles(rows, channels, dtype, device) + 1) * channels * _SUM_BYTES
+
+
+def norm_sums_workspace(rows: int, channels: int, dtype: str, device: Device) -> int:
+    """
+    Return the scratch bytes of a batch norm's sums in the product next to it, a multiple of 256: of either pass.
+
+    A product has tiles of at least 64 rows.  If its variant computes no sums, those of the norm's kernels take the
+    memory.
+    """
+    tiles = product_tiles(rows)
+    behind = tiles * _MOMENTS * channels * _SUM_BYTES + batch_norm_finish_workspace(tiles, channels)
+    before = 2 * (tiles + 1) * channels * _SUM_BYTES + column_sums_workspace(tiles, 2 * channels, "float32", device)
+    own = max(
+        batch_norm_workspace(rows, channels, dtype, device),
+        batch_norm_backward_workspace(rows, channels, dtype, device),
+    )
+    return -(-max(behind, before, own) // _ALIGNMENT) * _ALIGNMENT
+
+
+def product_tiles(rows: int) -> int:
+    """Return the most tiles of rows for which a product writes sums."""
+    return -(-rows // _LEAST_TILE_ROWS)
 
 
 def layer_scale_backward_workspace(rows: int, channels: int, dtype: str, device: Device) -> int:

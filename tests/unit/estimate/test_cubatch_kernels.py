@@ -160,6 +160,25 @@ def test_batch_norm_takes_the_launches_and_reads_of_its_kernels():
     assert took(Pass.DGRAD, saves=True) == pytest.approx(by_hand(3, 1), rel=1e-9)
 
 
+def test_sums_of_norms_in_products_cost_their_tiles_and_launches():
+    """By hand: 64 rows a tile, written and read, 3 sums behind and 2 before; in tf32 the norm reads again."""
+    h200 = catalogue.find("h200-sxm")
+    conv, norm = Conv2d(h=56, w=56, c=256, k=256, r=1, s=1, bias=False), BatchNorm2d(h=56, w=56, c=256)
+    rows, per_second = 128 * 56 * 56, MOVED_SHARE * h200.peak_bytes_per_second
+
+    def more(layer, pass_, dtype):
+        taken = [pass_seconds(layer, pass_, [128], h200, dtype, saves=True, summed=of)[0][0] for of in (True, False)]
+        return taken[0] - taken[1]
+
+    for pass_, sums, tensors in ((Pass.FPROP, 3, 1), (Pass.DGRAD, 2, 2)):
+        tiles = 2 * 4 * sums * 256 * rows / 64
+        assert more(conv, pass_, "float16") == pytest.approx(tiles / per_second + 2 * LAUNCH_SECONDS, rel=1e-6)
+        again = 4 * tensors * 256 * rows
+        assert more(conv, pass_, "tf32") == pytest.approx(again / per_second + 2 * LAUNCH_SECONDS, rel=1e-6)
+    once = 2 * 256 * rows / per_second + 2 * LAUNCH_SECONDS
+    assert more(norm, Pass.FPROP, "float16") == pytest.approx(-once, rel=1e-6)
+
+
 def test_a_thin_product_is_bound_by_its_bytes():
     """One sample through 4096 x 4096 weights: 64 MiB at the data sheet's bandwidth when bytes are slow enough."""
     thin, slow = Linear(c=4096, k=4096, bias=False), attrs.evolve(V100, peak_bytes_per_second=1e9)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from cubatch.estimate.scheduled import scheduled_passes
 from cubatch.network import models
 from cubatch.network.graph import Network, layer_passes
@@ -74,6 +76,21 @@ def test_the_operations_of_a_residual_network_are_those_that_run():
     assert sum(item.runs for item in found if item.pass_ is Pass.FPROP) == 53 + 53 + 1 + 1 + 1
     backward = {item.node.name for item in found if item.runs and item.pass_ is not Pass.FPROP}
     assert len(backward) == 53 + 53 + 1 + 1 + 1 + 1  # the last is the slope before the pooling
+
+
+def test_products_that_sum_norms_read_a_norms_input_in_place_of_a_mask_that_it_implies():
+    """In `resnet50` 32 masks are slopes of norms' inputs; 15 of sums with a shortcut are read beside such an input."""
+    network = models.build("resnet50")
+    plain, summed = (scheduled_passes(network, "training", "cubatch", sums) for sums in (False, True))
+    pairs = [(one, other) for one, other in zip(plain, summed, strict=True) if other.summed]
+    products = [(one, other) for one, other in pairs if not other.node.layer.has_statistics]
+    more = {other.node.name: other.more - one.more for one, other in products if other.pass_ is Pass.DGRAD}
+    inputs = {one.node.name: math.prod(one.node.layer.input_shape) for one, _ in products}
+    assert len([name for name, extra in more.items() if extra == 0]) == 32
+    assert len([name for name, extra in more.items() if extra == inputs[name]]) == 15
+    assert sum(one.pass_ is Pass.FPROP for one, _ in products) == 53
+    ends = [(other.pass_, one.runs, other.runs) for one, other in pairs if other.node.layer.has_statistics]
+    assert (ends.count((Pass.FPROP, True, True)), ends.count((Pass.WGRAD, True, False))) == (53, 47)
 
 
 def test_an_array_library_runs_activations_that_cubatch_kernels_fuse():

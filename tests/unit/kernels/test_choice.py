@@ -328,6 +328,7 @@ def test_a_context_has_every_kernel_that_its_dtype_needs(monkeypatch, dtype, com
     assert {kernel.dtype for kernel in given} == compiled & {kernel.dtype for kernel in kernels()}
     assert all(kernel.runs_on(80) for kernel in given)
     assert {"batch_norm_apply", "sgd", "gemm_nt"} <= {kernel.operation for kernel in given}
+    assert not any(kernel.sums_norms for kernel in given)
     assert context.tf32 == (dtype == "tf32")
 
 

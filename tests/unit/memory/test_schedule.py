@@ -134,6 +134,8 @@ def run_symbolically(program: Schedule) -> dict[str, str]:
         for role, number in op.writes.items():
             is_gradient = op.kind == "backward"
             of = op.then[-1].name if op.then and role == "y" else name
+            if op.summed is not None and role in {"statistics", "means"}:
+                is_gradient, of = False, op.summed.name
             held[number] = (
                 ((name, role), *reads.get("residual", ()), *reads.get("parts", ())) if is_gradient else (of, role)
             )
@@ -144,25 +146,27 @@ def run_symbolically(program: Schedule) -> dict[str, str]:
 
 @pytest.mark.parametrize("network", NETWORKS, ids=str)
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize(("library", "norm_sums"), [*((library, False) for library in LIBRARIES), ("cubatch", True)])
 def test_every_saved_value_is_intact_when_the_backward_pass_reads_it(
-    network: Network, recompute: bool, library: str
+    network: Network, recompute: bool, library: str, norm_sums: bool
 ) -> None:
     """In-place writes and forgotten activations never destroy what a backward operation still reads."""
-    program = schedule(network, "training", recompute=recompute, library=library)
+    program = schedule(network, "training", recompute=recompute, library=library, norm_sums=norm_sums)
     by_name = {node.name: node for node in network.nodes}
+    norms = {op.node.name: op.summed for op in program.ops if op.kind == "backward" and op.node and op.summed}
     for name, reads in run_symbolically(program).items():
         node = by_name[name]
         for role, term in reads.items():
             if role in {"residual", "parts"}:
                 continue
-            if role.startswith("x") or role == "positive":
-                source = node.inputs[int(role[1:]) if role.startswith("x") else 0]
+            if role.startswith("x") or role in {"positive", "normed"}:
+                of = norms[name] if role == "normed" else node
+                source = of.inputs[int(role[1:]) if role.startswith("x") else 0]
                 assert term == "input" if source == "input" else term in acceptable(network, source)
             elif role == "y":
                 assert term == (name, "y") or (isinstance(node.layer, ReLU) and term in acceptable(network, name))
             elif role != "dy":
-                assert term == (name, role)
+                assert term == (norms[name].name if name in norms else name, role)
 
 
 def acceptable(network: Network, name: str) -> list[object]:
@@ -251,6 +255,45 @@ def test_norms_compute_the_activation_that_alone_reads_them_and_its_slope() -> N
         assert not any(op.activation for op in schedule(ACTIVATED, mode).ops)
     inside = schedule(ACTIVATED, "inference", library="cubatch").ops
     assert {op.node.name for op in inside if op.activation and op.node} == {"norm4", "norm7", "norm8"}
+
+
+def test_products_compute_the_sums_of_the_norms_next_to_them() -> None:
+    """
+    In `resnet50` of all 53 norms forward; back of all but the stem's, behind a max pool, the last one's, behind the
+    global pool, and one of the two behind each of the 4 sums with a shortcut.  32 ReLUs lie between norm and product.
+    """
+    network = models.build("resnet50")
+    by_name = {node.name: node for node in network.nodes}
+    program = schedule(network, "training", library="cubatch", norm_sums=True)
+    summed = [op for op in program.ops if op.summed is not None]
+    assert Counter(op.kind for op in summed) == {"forward": 53, "backward": 53 - 1 - 1 - 4}
+    assert sum(op.undoes_relu for op in summed) == 32
+    for op in summed:
+        assert op.node is not None
+        assert op.summed is not None
+        if op.kind == "forward":
+            assert op.summed.inputs == (op.node.name,)
+            assert program.buffers[op.writes["statistics"]].node == op.summed.name
+        else:
+            read = program.buffers[op.reads["normed"]]
+            assert read.node == op.summed.inputs[0]
+            assert isinstance(by_name[read.node].layer, Conv2d)
+    norms = [op for op in program.ops if op.node is not None and isinstance(op.node.layer, BatchNorm2d)]
+    assert Counter((op.kind, "statistics" in op.writes, "means" in op.reads) for op in norms) == {
+        ("forward", False, False): 53, ("backward", False, True): 47, ("backward", False, False): 6,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("mode", ["training", "inference"])
+def test_only_training_on_cubatch_kernels_sums_norms_in_products(library: str, mode: str) -> None:
+    """Elsewhere the switch changes nothing; a depthwise convolution and a norm behind another norm share no sums."""
+    program = schedule(ACTIVATED, mode, library=library, norm_sums=True)
+    summed = {(op.kind, op.summed.name) for op in program.ops if op.summed is not None}
+    shares = library == "cubatch" and mode == "training"
+    assert summed == ({("forward", "norm"), ("forward", "norm6"), ("backward", "norm6")} if shares else set())
+    if not shares:
+        assert program == schedule(ACTIVATED, mode, library=library)
 
 
 def test_an_activation_inside_its_norm_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,160 @@
+"""Steps whose products compute the sums of batch norms, beside PyTorch in float64, on the simulator of a Hopper GPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cubatch.engine.network import Model
+from cubatch.kernels.ranking import SplitKernel, ranked
+from cubatch.network.graph import Network
+from cubatch.network.layers import Add, BatchNorm2d, Conv2d, GlobalAvgPool, Linear, ReLU
+from tests.kernels import hopper_cases
+from tests.kernels.cases import decoded
+from tests.parity.blocks import walk
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+
+launcher = hopper_cases.launcher
+
+NET = Network(
+    input_shape=(11, 9, 8),
+    layers=[
+        Conv2d(name="c1", k=64, r=3, s=3, pad=1, bias=False),
+        BatchNorm2d(name="n1"),
+        ReLU(name="r1"),
+        Conv2d(name="c2", k=64, r=3, s=3, pad=1, bias=False),
+        BatchNorm2d(name="n2", momentum=0.3, eps=1e-3),
+        ReLU(name="r2"),
+        Conv2d(name="c3", k=136, r=1, s=1),
+        BatchNorm2d(name="n3"),
+        Conv2d(name="short", inputs=["r1"], k=136, r=1, s=1, bias=False),
+        BatchNorm2d(name="n4"),
+        Add(name="sum", inputs=["n3", "n4"]),
+        ReLU(name="r4"),
+        Conv2d(name="c5", k=64, r=1, s=1, bias=False),
+        BatchNorm2d(name="n5"),
+        Conv2d(name="c6", k=72, r=3, s=3, stride=2, pad=1, bias=False),
+        BatchNorm2d(name="n6"),
+        ReLU(name="r6"),
+        GlobalAvgPool(name="pool"),
+        Linear(name="fc", k=10),
+    ],
+)  # fmt: skip
+BATCH = 7
+
+
+def hopper_first(problem, device, prepare=None):
+    """Choose a whole product of kernels/hopper where there is one."""
+    kernels = ranked(problem, device)
+    return SplitKernel(next((one for one in kernels if one.family == "hopper"), kernels[0]))
+
+
+class Noting:
+    """A launcher that notes the operations of the kernels that it prepares."""
+
+    def __init__(self, launcher):
+        self.launcher, self.module, self.operations = launcher, launcher.module, []
+
+    def bind(self, kernel, grid, arguments):
+        """Prepare a launch."""
+        self.operations.append(kernel.operation)
+        return self.launcher.bind(kernel, grid, arguments)
+
+
+def by_name(launcher, of):
+    """Values of arrays in float64, by layer and name."""
+    return {
+        (layer, name): decoded(launcher.get(array)) for layer, arrays in of.items() for name, array in arrays.items()
+    }
+
+
+def step_of(launcher, dtype, *, norm_sums, recompute=False):
+    """One step: parameters, gradients and running statistics by layer and name, and the operations launched."""
+    noting = Noting(launcher.launcher)
+    context = launcher.context(chooser=hopper_first, launcher=noting)
+    random = np.random.default_rng(6)
+    options = {"mode": "training", "dtype": dtype, "seed": 4, "learning_rate": 0.0, "recompute": recompute}
+    with Model(NET, device=launcher.device, context=context, norm_sums=norm_sums, **options) as model:
+        model.prepare(BATCH)
+        for arrays in model.parameters.values():  # other factors than 1 and shifts than 0, some of them negative
+            for name in {"gamma", "beta"} & {*arrays}:
+                drawn = random.normal(0.5, 0.5, arrays[name].shape).astype(np.float32)
+                arrays[name][...] = hopper_cases.cases.encoded(drawn, dtype).view(arrays[name].dtype)
+        images = random.normal(size=(BATCH, *NET.input_shape))
+        labels = random.integers(0, 10, BATCH)
+        model.load(images, labels)
+        parameters = by_name(launcher, model.parameters)  # before the step writes back those that the optimizer has
+        model.step()
+        scale = model.loss_scale if dtype == "float16" else 1.0
+        gradients = {key: array / scale for key, array in by_name(launcher, model.gradients).items()}
+        states = by_name(launcher, model.states)
+        return images, labels, parameters, gradients, states, noting.operations
+
+
+def reference(images, labels, parameters, dtype):
+    """The same step by PyTorch in float64, from the stored parameters."""
+    images = decoded(hopper_cases.cases.encoded(images, dtype))
+    tensors, states = {}, {}
+    for (layer, name), array in parameters.items():
+        turned = array.transpose(0, 3, 1, 2) if array.ndim == 4 else array
+        tensors[layer, name] = torch.tensor(np.ascontiguousarray(turned), requires_grad=True)
+
+    def norm(layer, x, *, momentum, eps):
+        states[layer, "mean"] = torch.zeros(x.shape[1], dtype=torch.float64)
+        states[layer, "var"] = torch.ones(x.shape[1], dtype=torch.float64)
+        running = states[layer, "mean"], states[layer, "var"]
+        return F.batch_norm(x, *running, tensors[layer, "gamma"], tensors[layer, "beta"], True, momentum, eps)
+
+    output = walk(NET, torch.tensor(images.transpose(0, 3, 1, 2)), tensors, norm)
+    F.cross_entropy(output, torch.tensor(labels)).backward()
+    gradients = {
+        key: (tensor.grad.permute(0, 2, 3, 1) if tensor.ndim == 4 else tensor.grad).numpy()
+        for key, tensor in tensors.items()
+    }
+    return gradients, {key: tensor.numpy() for key, tensor in states.items()}
+
+
+def errors(found, wanted):
+    """Root of the mean square of a gradient's error, relative to the gradient, by layer and name."""
+    return {
+        key: float(np.linalg.norm(found[key].reshape(want.shape) - want) / np.linalg.norm(want))
+        for key, want in wanted.items()
+    }
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_step_is_as_near_to_pytorch_as_without_sums_in_products(launcher, dtype):
+    """Gradients of filters, scales, shifts and, through them, of norms' inputs; and the running statistics."""
+    images, labels, parameters, gradients, states, launched = step_of(launcher, dtype, norm_sums=True)
+    _, _, plain_parameters, plain, plain_states, usual = step_of(launcher, dtype, norm_sums=False)
+    assert all(np.array_equal(parameters[key], plain_parameters[key]) for key in parameters)
+    wanted, running = reference(images, labels, parameters, dtype)
+    # The bias before a norm has no gradient but rounding.
+    wanted = {key: want for key, want in wanted.items() if key != ("c3", "b")}
+    unit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
+    with_sums, without = errors(gradients, wanted), errors(plain, wanted)
+    for key, error in with_sums.items():
+        assert error < 64 * unit, key
+        assert error < 1.5 * without[key] + 2 * unit, key
+    for key, want in running.items():
+        near = {"rtol": 8 * unit, "atol": 8 * unit}
+        np.testing.assert_allclose(states[key], want, **near, err_msg=str(key))
+        np.testing.assert_allclose(states[key], plain_states[key], rtol=unit, atol=unit, err_msg=str(key))
+    # Of 6 norms all forward, n1 by kernels/mma; back n1, n2 and n4.  n3 shares a gradient with n4, c6 is strided, and
+    # r6 is undone by n6.
+    count = launched.count
+    assert count("gemm_nt_sums") + count("conv2d_fprop_sums") == 5
+    assert count("gemm_nn_sums") + count("conv2d_dgrad_sums") == 3
+    assert (count("batch_norm_statistics"), usual.count("batch_norm_statistics")) == (0, 6)
+    assert (count("batch_norm_backward_sums"), usual.count("batch_norm_backward_sums")) == (2, 5)
+    assert len(usual) - len(launched) == 6 + 3
+
+
+def test_recomputed_activations_have_the_same_gradients(launcher):
+    """Running statistics are updated once, though the statistics are computed again."""
+    kept, again = (step_of(launcher, "float16", norm_sums=True, recompute=recompute) for recompute in (False, True))
+    for one, other in zip(kept[3:5], again[3:5], strict=True):
+        apart = errors(one, {key: array for key, array in other.items() if key != ("c3", "b")})
+        assert max(apart.values()) < 2.0**-9  # where a product cannot sum for a norm, the order of additions differs
