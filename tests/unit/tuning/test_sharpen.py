@@ -254,3 +254,21 @@ def test_passes_still_add_up():
     own = asked()
     found = sharpen(own, [1, 64], [anchor(own, {64: 1e-3})])
     assert np.sum([one.seconds for one in found.step.passes], axis=0) == pytest.approx(found.step.seconds, rel=1e-12)
+
+
+def test_derivatives_at_a_few_sizes_stand_for_those_at_all(monkeypatch):
+    """Of a step whose bytes do not grow: from bound by memory to bound by arithmetic over ten octaves."""
+
+    def turning(spec: Linear, sizes: Any, _: Device, *, scales: Scales, **__: Any) -> StepPrediction:
+        n = np.array(list(sizes), float)
+        seconds = 1e-6 * (scales.compute * n + scales.memory * 32)
+        one = PassPrediction(spec.type, Pass.FPROP, seconds, ("bytes",) * len(n), 0 * n)
+        return StepPrediction(tuple(sizes), seconds, seconds / 1.5, seconds * 1.5, (one,), (), SCALE_SD)
+
+    monkeypatch.setattr(expected, "predict_step", turning)
+    sizes = [1024, 512, 256, 192, 128, 96, 64, 48, *range(32, 0, -1)]
+    few = sharpen(asked(), sizes, []).covariance
+    monkeypatch.setattr(sharpening, "_MOST_SLOPES", 10_000)
+    every = sharpen(asked(), sizes[::-1], []).covariance[::-1, ::-1]
+    assert few == pytest.approx(every, rel=0.02)
+    assert every[0, -1] < 0.95 * every[0, 0]
