@@ -78,7 +78,7 @@ def try_smaller(state: SearchState) -> list[int]:
     if state.recommended is not None:
         return []
     least = min(state.measured)
-    over, sd = math.log(state.seconds[least] / state.most_seconds), state.posterior.sd[state.place(least)]
+    over, sd = math.log(state.seconds[least]) - math.log(state.most_seconds), state.posterior.sd[state.place(least)]
     is_sure = state.trials(least) >= (CONFIRM_TRIALS if over > Z_90 * sd else MOST_TRIALS)
     waiting = [n for n in sorted(state.ladder) if n < least or (n == least and not is_sure)]
     return [n for n in waiting if n not in state.closed and state.affordable(n)][:1]

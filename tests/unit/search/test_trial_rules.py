@@ -50,6 +50,12 @@ def test_by_latency_or_by_a_list_the_first_is_the_smallest_however_dear() -> Non
     assert trial_rules.next_trials(view({}, model=dict.fromkeys((2, 4), 9.0), ladder=[2, 4])) == [2]
 
 
+def test_below_a_size_that_was_timed_and_then_failed_the_smallest_is_tried() -> None:
+    """An earlier run may have kept both; no time is a limit here."""
+    assert trial_rules.next_trials(view({8: 0.1}, failed=[8])) == [1]
+    assert trial_rules.next_trials(view({8: 0.1}, ladder=[], failed=[8])) == []
+
+
 def test_below_a_dear_size_that_breaks_the_limit_there_is_an_answer() -> None:
     """The model says 16 keeps the limit of 10 s, which it breaks: the smaller sizes are looked at."""
     assert trial_rules.next_trials(view({16: 11.0}, goal=Goal(latency_limit=10.0), left=200.0)) == [1]
