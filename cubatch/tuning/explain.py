@@ -216,7 +216,9 @@ def _in_loop(result: TuningResult, chosen: Measurement) -> str:
     if current in rates and current != n:
         rank = f"{rates[n] / rates[current]:.3g} times as fast as {current}{_before_the_end(result)}"
     else:
-        rank = _rank(result, n, max(rates, key=lambda m: (rates[m], m)))
+        fastest = max(rates, key=lambda m: (rates[m], m))
+        near = f"within {_tolerance(result)} of the fastest ({fastest}){_before_the_end(result)}"
+        rank = near if n == current != fastest else _rank(result, n, fastest)  # a smaller size may do as well
         unknown = "" if current in (None, n) else f" {_no_value(result.sizes[current or 0])}."
     ending = "; larger batches gain nothing" if result.decided_by == "loader" else ""
     return f"{word} batch size {n}: {value}, {rank}{ending}.{unknown}"

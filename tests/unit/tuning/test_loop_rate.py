@@ -124,6 +124,14 @@ def test_the_current_size_is_compared_in_the_loop(current, size, first):
         assert f"{2000.0 / 300.0:.3g} times" in found.reasons[0]
 
 
+def test_a_kept_size_is_not_called_the_smallest():
+    """The loops of all sizes are equally fast: 64 is kept, and 2 would do as well."""
+    found = result(rate(250.0), current=64)
+    assert found.batch_size == 64
+    assert "within 1 % of the fastest (256)" in found.reasons[0]
+    assert "smallest" not in found.reasons[0]
+
+
 def test_a_current_size_that_was_not_timed_is_named_in_the_first_sentence():
     """The budget ended before 16, so that nothing says how it compares."""
     found = result(rate(250.0), current=16)
