@@ -128,6 +128,19 @@ def test_what_onednn_keeps_of_an_lstm_is_included(steps, hidden, options):
         assert learned == pytest.approx(own, rel=0.02)
 
 
+@pytest.mark.parametrize(("device", "autocast"), [(None, "bfloat16"), ("t4", "float16")])
+def test_an_lstm_is_traced_in_types_that_onednn_may_not_train_on_this_cpu(device, autocast):
+    """What it keeps is then half of that in float32; other results are converted, so that both may exist."""
+    parts = [
+        cb.footprint(
+            nn.LSTM(32, 96), lambda n: (torch.rand(50, n, 32),), batch_size=24, mode="training", device=device,
+            autocast=each,
+        )
+        for each in (None, autocast)
+    ]  # fmt: skip
+    assert 0.4 <= parts[1].activations / parts[0].activations <= 0.9
+
+
 def num_bytes(parameters):
     return sum(storages(parameters).values())
 
