@@ -18,6 +18,7 @@ import pytest
 
 import cubatch
 from cubatch import errors
+from cubatch.frameworks.lazy_torch import torch
 from tests.thorough import THOROUGH
 
 PACKAGE = Path(cubatch.__file__).parent
@@ -224,6 +225,14 @@ def test_gpu_libraries_are_imported_by_their_own_modules_and_inside_functions(pa
             assert inside, f"{name} is imported when the module is"
             assert name in allowed
     assert not allowed - {name for name, _ in imports_of(path)}  # the table holds no more than there is
+
+
+def test_a_module_that_names_pytorch_can_be_inspected_without_it(monkeypatch):
+    """Doctests ask every object of a module for `__wrapped__`; only a use of PyTorch says that it is missing."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert not hasattr(torch, "__wrapped__")
+    with pytest.raises(errors.MissingDependency, match="needs PyTorch"):
+        torch.Tensor  # noqa: B018
 
 
 def test_every_module_can_be_imported_alone():

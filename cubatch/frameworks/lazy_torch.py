@@ -9,6 +9,8 @@ from cubatch.errors import MissingDependency
 
 class _LazyTorch:
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # `inspect` and doctest ask every object of a module for such names
+            raise AttributeError(name)
         try:
             import torch
         except ImportError as error:
