@@ -220,7 +220,12 @@ def _in_loop(result: TuningResult, chosen: Measurement) -> str:
         near = f"within {_tolerance(result)} of the fastest ({fastest}){_before_the_end(result)}"
         rank = near if n == current != fastest else _rank(result, n, fastest)  # a smaller size may do as well
         unknown = "" if current in (None, n) else f" {_no_value(result.sizes[current or 0])}."
-    ending = "; larger batches gain nothing" if result.decided_by == "loader" else ""
+    ending = ""
+    if result.decided_by == "loader" and result.loader is not None:
+        rate, before = result.loader.rate_at(n), max((m for m in rates if m < n), default=n)
+        is_open = n == max(rates) and result.loader.rate_at(before) < (1 - (result.tolerance or 0.0)) * rate
+        # The loader may deliver still more in batches above the largest measured size.
+        ending = "; the data loader is the bottleneck" if is_open else "; larger batches gain nothing"
     return f"{word} batch size {n}: {value}, {rank}{ending}.{unknown}"
 
 

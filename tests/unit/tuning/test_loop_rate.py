@@ -75,6 +75,8 @@ def test_the_largest_size_is_bound_by_the_loader_too(top, decided):
     found = result(loader)
     assert found.batch_size == 256
     assert (found.decided_by == "loader") == (decided == "loader")
+    assert ("the data loader is the bottleneck" in found.reasons[0]) == (decided == "loader")
+    assert "gain nothing" not in found.reasons[0]  # batches of 512 may be delivered faster still
 
 
 @pytest.mark.parametrize(
