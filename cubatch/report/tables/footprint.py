@@ -54,8 +54,10 @@ def _by_submodule(taken: ModuleFootprint, title: str) -> Grid:
     """
     bytes_of: dict[str, int] = {}
     counts: dict[str, int] = {}
+    itself = f"({taken.name})"
     for name, size in taken.by_submodule.items():
-        group = _NUMBERED.sub(r"\1*", name) or f"({taken.name})"
+        has_parts = any(other.startswith(f"{name}.") for other in taken.by_submodule)  # "layers.3", of numbered blocks
+        group = (_NUMBERED.sub(r"\1*", f"{name}.")[:-1] if has_parts else _NUMBERED.sub(r"\1*", name)) or itself
         bytes_of[group] = bytes_of.get(group, 0) + size
         counts[group] = counts.get(group, 0) + 1
     largest = sorted(bytes_of, key=lambda group: -bytes_of[group])
@@ -64,7 +66,7 @@ def _by_submodule(taken: ModuleFootprint, title: str) -> Grid:
     if rest:
         sums = [sum(numbers[group] for group in rest) for numbers in (counts, bytes_of)]
         rows.append(["others", str(sums[0]), format_bytes(sums[1])])
-    notes = [f"({taken.name}) is the module itself, the loss and the optimizer."]
+    notes = [f"{itself} is the module itself, the loss and the optimizer."] if itself in shown else []
     return Grid(title=title, columns=["submodule", "modules", "bytes"], rows=rows, notes=notes)
 
 

@@ -7,6 +7,7 @@ import math
 import attrs
 import pytest
 
+from cubatch.frameworks.module_footprint import ModuleFootprint
 from cubatch.hardware.facts import Device
 from cubatch.measure.records import Candidate
 from cubatch.memory.step_footprint import Footprint
@@ -36,6 +37,32 @@ PLAN = Footprint(
          "activations": 2**21, "activation_gradients": 0, "workspace": 0},
     ),
 )  # fmt: skip
+
+
+def of_submodules(by_submodule):
+    """Return the footprint of a module with these activations."""
+    return ModuleFootprint(
+        name="Net", mode="training", batch_size=4, weights=0, inputs=0, gradients=0, optimizer=0,
+        activations=sum(by_submodule.values()), workspace=0, allocator=0, expandable_segments=None, overhead=0,
+        overhead_source="", total=sum(by_submodule.values()), by_submodule=by_submodule, recurrent=(),
+    )  # fmt: skip
+
+
+def test_equal_parts_of_numbered_blocks_share_a_row():
+    """So do the blocks themselves, but not the layers of a sequence without parts, which may be of any type."""
+    sizes = {"layers.0": 8, "layers.1": 8, "layers.0.mlp.up": 4, "layers.1.mlp.up": 4, "head.0": 2, "head.1": 1}
+    _, grid = footprint.of_module(of_submodules(sizes))
+    counts = {"layers.*": "2", "layers.*.mlp.up": "2", "head.0": "1", "head.1": "1"}
+    assert {row[0]: row[1] for row in grid.rows} == counts
+
+
+def test_the_row_of_the_module_itself_is_explained_where_it_is_shown():
+    """Among many submodules it may be one of the others."""
+    largest = {f"part{n}": 100 for n in range(10)}
+    for own, is_shown in ((200, True), (1, False)):
+        _, grid = footprint.of_module(of_submodules(largest | {"": own}))
+        assert any(row[0] == "(Net)" for row in grid.rows) is is_shown
+        assert bool(grid.notes) is is_shown
 
 
 def test_both_modes_stand_side_by_side():
