@@ -38,7 +38,9 @@ _PREDICTED = "predicted"
 _ROOFLINE_NOTE = (
     "Above 100 % of the roofline: Winograd and FFT algorithms need fewer operations than the roofline counts."
 )
-_COMPARED_NOTE = "Each line is a GPU at its recommended size."
+_COMPARED_NOTE = (
+    "Each line is a GPU at its recommended size, {}. `--device NAME` lists all sizes of a GPU, and its ties."
+)
 _COMPARED_COLUMNS = {
     "memory": "is the memory plan of that size",
     "largest": "is the largest batch that fits",
@@ -104,7 +106,7 @@ def compared(
         *([_cheapest(costs, [_name(result) for result in results])] if costs else []),
         *([common] if (common := _distinct_notes(results)) else []),
         *([[f"{name}: {reason}" for name, reason in failed.items()]] if failed else []),
-        _COMPARED_NOTE,
+        _COMPARED_NOTE.format(_rule(results[0])),
         f"→ fastest{', ≈ the model cannot tell it from the fastest' if tied else ''}.",
     ]
     title = f"Predicted: {results[0].subject}, {shared}, by GPU"
@@ -161,6 +163,12 @@ def _verdict(answers: Sequence[tuple[Forecast, Measurement]], objective: str, *,
     following = _value(others[0][1], objective)[0]
     factor = following / value if objective == "latency" else value / following
     return f"{text}, {factor:.2f} times as fast as {_name(others[0][0])}."
+
+
+def _rule(result: Forecast) -> str:
+    is_latency = result.objective == "latency"
+    end, best = ("largest", "its lowest latency") if is_latency else ("smallest", "its highest rate")
+    return f"the {end} within {100 * result.tolerance:.3g} % of {best}"
 
 
 def _cheapest(costs: Mapping[str, float], names: Sequence[str]) -> str:
