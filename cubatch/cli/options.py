@@ -176,8 +176,9 @@ ThreadsOption = Annotated[
     typer.Option(
         "--threads",
         metavar="N,N,...",
-        help="On a CPU, for --library onnxruntime or torch: threads of an instance, from 1 to the number of CPUs. For "
-        "each, as many instances as the CPUs allow run at the same time, bound to CPUs of their own.",
+        help="On a CPU, for an .onnx file in ONNX Runtime or package.module:name in PyTorch: threads of an instance, "
+        "from 1 to the number of CPUs. For each, as many instances as the CPUs allow run at the same time, bound to "
+        "CPUs of their own.",
     ),
 ]
 OpaqueOption = Annotated[

@@ -109,6 +109,8 @@ def tune(
         input_shape, batches=batches, loader=loader, example_inputs=example_inputs, constant_inputs=constant_inputs,
         accumulate=accumulate,
     )  # fmt: skip
+    if threads is not None and library == "auto":  # as `autotune_threads`: cubatch's engine runs as one instance
+        library = "onnxruntime" if model.lower().endswith(".onnx") else "torch" if ":" in model else library
     if library == "torch":
         from cubatch.tuning import tune_module
 

@@ -20,7 +20,7 @@ ASKED = {"batch_sizes": [1, 4], "budget": 4.0 * CPUS, "store": False}
 
 
 def test_an_onnx_file_runs_in_as_many_instances_as_the_cpus_allow(tmp_path, monkeypatch, capfd):
-    """Also by the command, with the same numbers of threads and instances."""
+    """Also by the command, which chooses the library by the model, with the same numbers of threads and instances."""
     pytest.importorskip("onnxruntime")
     path = str(export(Small(), tmp_path / "small.onnx", torch.randn(2, *SHAPE)))
     result = cb.autotune_threads(path, sorted({1, CPUS}), **ASKED)
@@ -29,7 +29,7 @@ def test_an_onnx_file_runs_in_as_many_instances_as_the_cpus_allow(tmp_path, monk
     for threads, tuned in result.results.items():
         assert tuned.device["threads"] == threads
         assert result.samples_per_second[threads] == result.instances[threads] * tuned.samples_per_second
-    tune = in_process(monkeypatch, capfd, "tune", path, "--library", "onnxruntime", "--threads", "1", "--no-store")
+    tune = in_process(monkeypatch, capfd, "tune", path, "--threads", "1", "--no-store")
     code, out, _ = tune("--batch-sizes", "1,4", "--budget", "4", "--json", "-")
     assert code == 0
     assert json.loads(out)["instances"] == {"1": CPUS}
@@ -39,6 +39,10 @@ def test_an_onnx_file_runs_in_as_many_instances_as_the_cpus_allow(tmp_path, monk
     code, _, err = tune("--objective", "latency")
     assert code == 2
     assert "--objective" in err
+    module = in_process(monkeypatch, capfd, "tune", "tests.parity.named_modules:bound", "--threads", "1")
+    code, _, err = module("--recompute")
+    assert code == 2
+    assert "--library torch" in err
 
 
 def test_instances_of_a_module_step_in_processes_of_their_own(tmp_path, monkeypatch):
