@@ -22,7 +22,7 @@ from cubatch.errors import InvalidArgument
 from cubatch.measure.records import TIMED
 from cubatch.serving.batching_queue import Load, simulate
 from cubatch.shown import Shown
-from cubatch.tuning.results import BatchSizeResult, Measurement, load
+from cubatch.tuning.results import BUSY_MACHINE, BatchSizeResult, Measurement, load
 from cubatch.tuning.threads_result import ThreadsResult
 from cubatch.units import format_count, format_seconds
 
@@ -159,9 +159,7 @@ class ServingPlan(Shown):
                 f"{slowest}){limit}: call each size once before requests arrive."
             )
         if self.on_busy_machine:
-            sentences.append(
-                "Other processes used the machine while the steps were timed: measure again when it is quiet."
-            )
+            sentences.append(BUSY_MACHINE)
         return tuple(sentences)
 
     @property

@@ -22,6 +22,7 @@ from cubatch.units import shown, visible
 SCHEMA = 1
 NOISY_SHARE = 0.05
 """Half an interval beyond this share of its median is wide."""
+BUSY_MACHINE = "Other processes used the machine while the steps were timed: measure again when it is quiet."
 DECIDED_BY = ("peak", "plateau", "memory", "latency_limit", "max_batch_size", "batch_sizes", "budget", "loader")
 _REWRITE = "Write it again with to_json(), or with --json of the command."
 _MOST_CHARACTERS = 300  # of a validator's message

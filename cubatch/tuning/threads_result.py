@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from cubatch.shown import Shown
-from cubatch.tuning.results import TuningResult
+from cubatch.tuning.results import BUSY_MACHINE, TuningResult
 from cubatch.units import format_count, format_percent
 
 
@@ -66,7 +66,7 @@ class ThreadsResult(Shown):
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Sentences for a user: the best number of threads, and whether batches are worth it."""
+        """Sentences for a user: the best number of threads, the others, the gain of batches, and a busy machine."""
         if self.threads is None:
             return ("No number of threads has a recommended batch size: tune again with a larger budget.",)
         rate, single = self.samples_per_second[self.threads], self.single_samples_per_second.get(self.threads)
@@ -89,7 +89,8 @@ class ThreadsResult(Shown):
         open_ = [
             f"No recommendation for {each}, which may be faster: tune again with a larger budget." for each in missing
         ]
-        return (first, *open_, *gain, *others)
+        busy = [BUSY_MACHINE] if any(result.disturbed for result in self.results.values()) else []
+        return (first, *others, *open_, *gain, *busy)
 
     def _of_all(self, threads: int) -> str:
         count = self.instances[threads]

@@ -8,6 +8,9 @@ from typing import Any
 
 import attrs
 
+from cubatch.tuning.results import TuningResult
+from cubatch.units import format_tenths
+
 
 def plain(record: Any) -> Any:
     """
@@ -29,6 +32,12 @@ def plain(record: Any) -> Any:
 def written(write: Callable[[float], str], value: float | None) -> str | None:
     """Return the number as text, formatted by `write`; None stays None."""
     return None if value is None else write(value)
+
+
+def half_width(tuned: TuningResult | None) -> str | None:
+    """Return half of the interval of the rate at the recommended batch size as text; None without a recommendation."""
+    chosen = None if tuned is None or tuned.batch_size is None else tuned.sizes[tuned.batch_size]
+    return None if chosen is None else written(lambda share: f"± {format_tenths(share)}", chosen.half_width)
 
 
 def span(write: Callable[[Any], str], values: Iterable[float] | None) -> str | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from cubatch.report.grid import Grid
-from cubatch.report.tables.common import written
+from cubatch.report.tables.common import half_width, written
 from cubatch.tuning.extents_result import ExtentsResult
 from cubatch.tuning.length_plan import Batching, LengthPlan
+from cubatch.tuning.results import BUSY_MACHINE
 from cubatch.units import format_count, format_percent, visible
 
 
@@ -17,6 +18,7 @@ def by_extent(result: ExtentsResult) -> Grid:
         "batch size": lambda item: written(format_count, item[1].batch_size),
         "largest": lambda item: written(format_count, item[1].largest_batch_size),
         "samples/s": lambda item: written(format_count, item[1].samples_per_second),
+        "±": lambda item: half_width(item[1]),
         "tokens/s": lambda item: written(format_count, result.tokens_per_second.get(item[0])),
         "tokens per batch": lambda item: written(lambda n: format_count(n * item[0]), item[1].batch_size),
     }
@@ -33,6 +35,7 @@ def by_extent(result: ExtentsResult) -> Grid:
         for extent, tuned in result.results.items()
         if not tuned.recommended and tuned.reasons
     ]
+    notes += [BUSY_MACHINE] if any(tuned.disturbed for tuned in result.results.values()) else []
     return Grid.of(result.results.items(), columns, title=f"{_subject(result)}: batch size by {axis}", notes=notes)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cubatch.report.grid import Grid
-from cubatch.report.tables.common import written
+from cubatch.report.tables.common import half_width, written
 from cubatch.tuning.threads_result import ThreadsResult
 from cubatch.units import format_count, format_seconds
 
@@ -19,6 +19,7 @@ def by_threads(result: ThreadsResult) -> Grid:
             format_seconds, item[1].sizes[item[1].batch_size].latency_seconds if item[1].batch_size else None
         ),
         "samples/s of all": lambda item: written(format_count, rates.get(item[0])),
+        "±": lambda item: half_width(item[1]),
         "without batches": lambda item: written(format_count, singles.get(item[0])),
     }
     tuned = next(iter(result.results.values()))

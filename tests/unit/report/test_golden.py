@@ -268,7 +268,7 @@ def watch_page():
 def fleet_page():
     """A measured kind, a slower one with a price, a predicted one, and one that failed."""
     fast, slow = (
-        result_of(batch_size=n, measurements=[measurement(n, n / rate, peak_bytes=gib * 2**30)])
+        result_of(batch_size=n, measurements=[measurement(n, n / rate, peak_bytes=gib * 2**30)], disturbed=n == 112)
         for n, rate, gib in ((256, 2510.4, 9), (112, 1117.0, 5))
     )
     devices = (
@@ -305,7 +305,7 @@ def serving_page():
 def extents_page():
     """Two lengths, one that failed, and ways to form batches."""
     results = {
-        length: result_of(batch_size=n, measurements=[measurement(n, n * length / 1e6)])
+        length: result_of(batch_size=n, measurements=[measurement(n, n * length / 1e6)], disturbed=length == 512)
         for length, n in ((128, 64), (512, 8))
     }
     tuned_extents = ExtentsResult(axis="sequence", results=results, failed={2048: "out of memory"})
@@ -328,7 +328,7 @@ def threads_page():
     results = {
         threads: result_of(
             batch_size=best, environment={"instances": 2 // threads}, mode="inference",
-            measurements=[measurement(n, n / rate) for n, rate in rates.items()],
+            measurements=[measurement(n, n / rate) for n, rate in rates.items()], disturbed=threads == 2,
         )
         for threads, best, rates in ((1, 1, {1: 240.0, 8: 241.0}), (2, 8, {1: 300.0, 8: 410.0}))
     }  # fmt: skip

@@ -24,7 +24,7 @@ def test_rates_are_those_of_all_instances():
     assert result.samples_per_second == pytest.approx({1: 400.0, 2: 300.0, 4: 350.0})
     assert result.single_samples_per_second == pytest.approx({1: 240.0, 2: 200.0, 4: 200.0})
     assert (result.threads, result.batch_size) == (1, 8)
-    first, gain, *others = result.reasons
+    first, *others, gain = result.reasons
     assert first == "4 instances of 1 thread with batches of 8 reach 400 samples/s, the highest rate."
     assert "66.7 %" in gain
     assert others == [
