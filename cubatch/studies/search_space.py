@@ -64,7 +64,11 @@ def answer(sizes: Sequence[int]) -> str:
         '64 and 128: each costs at most 5.00 % of the throughput.'
         >>> answer([64])
         'Only 64: every other measured size costs more than 5.00 % of the throughput, or is close to it.'
+        >>> answer([])
+        'Unknown: no sizes were compared.'
     """
+    if not sizes:
+        return "Unknown: no sizes were compared."
     share = format_percent(WITHIN)
     if len(sizes) == 1:
         return (

@@ -440,7 +440,7 @@ class TuningResult(BatchSizeResult):
 
         The recommended size is always included, regardless of its cost. The other sizes are added from the fastest
         down. A size within a factor of 1.25 of one already included is left out, because training can hardly
-        distinguish them. Empty if the result compares no sizes: it was interrupted, or the inputs did not grow.
+        distinguish them. Empty without a recommendation: after an interruption, or if only one size was measured.
 
         Args:
             within: Largest share of the best throughput that a size other than the recommended one may cost.
@@ -456,7 +456,7 @@ class TuningResult(BatchSizeResult):
         """
         if not checks.is_number(within) or not 0 <= within < 1:
             raise InvalidArgument("within", within, "a share from 0 to below 1")
-        if self.fastest_batch_size is None:
+        if not self.recommended:
             return {}
         rates = self.loop_rates
         best = max(rates.values(), default=0.0)

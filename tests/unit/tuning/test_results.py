@@ -105,7 +105,7 @@ def test_results_of_before_keys_were_added_still_load() -> None:
     assert TuningResult.from_json(json.dumps(data)) == a_result()
 
 
-def rated(rates: dict[int, float], answer: int, **statuses: str) -> TuningResult:
+def rated(rates: dict[int, float], answer: int | None, **statuses: str) -> TuningResult:
     found = [
         Measurement(batch_size=n, status=statuses.get(f"of_{n}", "ok"), samples_per_second=rate)
         for n, rate in rates.items()
@@ -133,6 +133,7 @@ def test_what_broke_a_limit_or_never_ran_is_no_choice() -> None:
     result = rated({32: 900.0, 64: 1000.0, 128: 2000.0}, 64, of_128="over_limit")
     assert result.choices(within=0.2) == pytest.approx({32: 0.1, 64: 0.0})
     assert a_result(batch_size=None, measurements=[Measurement(batch_size=8, status="interrupted")]).choices() == {}
+    assert rated({1: 2.0}, None).choices() == {}, "compared with no other size"
 
 
 @pytest.mark.parametrize("within", [-0.1, 1, 1.0, True, "0.05", None, float("nan")])
