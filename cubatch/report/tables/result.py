@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from cubatch.report.grid import Grid
 from cubatch.report.settings import setting_of
 from cubatch.report.tables.common import written
-from cubatch.tuning.results import BatchSizeResult, Measurement
+from cubatch.tuning.results import BatchSizeResult, Measurement, TuningResult
 from cubatch.units import format_bytes, format_count, format_percent, format_seconds, format_tenths, format_value
 
 _MAX_LISTED = 12  # batch sizes in a line of text
@@ -87,13 +87,17 @@ def list_sizes(measurements: Sequence[Measurement]) -> str:
 
 
 def legend(result: BatchSizeResult) -> list[str]:
-    """Return a list with a sentence that explains the marks in the first column; empty without marks."""
+    """Return sentences that explain the marks in the first column, and whether a data loader counts; may be empty."""
     marks = set(_marks(result).values())
     words = _MARKS | ({"≈": "the model cannot tell it from the fastest"} if result.predicted else {})
     shown = [f"{mark} {word}" for mark, word in words.items() if mark in marks]
     if any(m.status == "dropped" and has_row(m, result) for m in result.sizes.values()):
         shown.append("dropped: cannot be the recommendation, by its timings")
-    return [f"{', '.join(shown)}."] if shown else []
+    of_step = isinstance(result, TuningResult) and result.loader is not None and not result.predicted
+    return [
+        *([f"{', '.join(shown)}."] if shown else []),
+        *(["Times and rates of the table are those of the step alone, without the data loader."] if of_step else []),
+    ]
 
 
 def _marks(result: BatchSizeResult) -> Mapping[int, str]:

@@ -99,7 +99,10 @@ def test_a_loader_has_its_rate_at_each_size(rates, workers, size, loop):
 def test_the_reasons_have_both_rates_and_the_epoch(monkeypatch):
     """The loader's 250 samples/s, the workers that would feed the fastest step, and the last incomplete batch."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(4)))
-    first, second, third, *_ = result(rate(250.0)).reasons
+    found = result(rate(250.0))
+    first, second, third, *_ = found.reasons
+    assert "of the step alone" in found.table()
+    assert "of the step alone" not in attrs.evolve(found, loader=None).table()
     assert "250 samples/s" in first
     assert "4 workers would deliver about 500 samples/s" in second
     assert "500 batches of 2" in third
