@@ -93,8 +93,7 @@ def learn(state: SearchState) -> list[int]:
         return []
     gains = state.knowledge_gradient(state.fitted.noise.variance(TIMINGS))
     gains[[n in state.closed or state.trials(n) >= MOST_TRIALS for n in state.sizes]] = 0.0
-    left = state.affordable_seconds - sum(state.trial_seconds[state.place(n)] for n in _unconfirmed(state))
-    rate = np.where(state.trial_seconds <= left, gains / state.trial_seconds, 0.0)
+    rate = np.where(state.trial_seconds <= state.affordable_seconds, gains / state.trial_seconds, 0.0)
     best = int(rate.argmax())
     is_worth = is_paired or loss > MUCH or rate[best] * max(state.budget, WORTH_SECONDS) >= 1.0
     if rate[best] <= 0.0 or not is_worth:
@@ -155,12 +154,11 @@ def probe_neighbors(state: SearchState) -> list[int]:
 
 
 def confirm(state: SearchState) -> list[int]:
-    """Return the recommended or the user's current size, if it lacks a second trial; else an empty list."""
-    return _unconfirmed(state)[:1]
+    """
+    Return the recommended or the user's current size, if it lacks a second trial; else an empty list.
 
-
-def _unconfirmed(state: SearchState) -> list[int]:
-    """Return the sizes that lack a second trial of those that the result compares, if the budget holds it."""
+    `learn` leaves it no time in advance: on 108 fake devices that raised the mean regret from 7.6 to 8.4 % at 2 s.
+    """
     compared = dict.fromkeys([state.recommended or 0, *(state.requested if state.extends else ())])
     lacking = [n for n in compared if n in state.measured and state.trials(n) < CONFIRM_TRIALS]
-    return [n for n in lacking if n not in state.closed and state.affordable(n)]
+    return [n for n in lacking if n not in state.closed and state.affordable(n)][:1]

@@ -49,14 +49,6 @@ def test_learn_names_only_what_the_budget_holds() -> None:
     assert trial_rules.learn(view(rising(), **CHEAP, left=1.0)) != [1024]
 
 
-def test_learn_leaves_time_for_a_second_trial_of_the_recommended_size() -> None:
-    """512 has one trial: 1024 is tried only if the budget holds both."""
-    state = view(rising(), **CHEAP)
-    first, again = (float(state.trial_seconds[state.place(n)]) for n in (1024, 512))
-    assert trial_rules.learn(view(rising(), **CHEAP, left=2.6 * (first + again))) == [1024]
-    assert 1024 not in trial_rules.learn(view(rising(), **CHEAP, left=2.5 * first))
-
-
 def test_learn_on_a_cpu_ends_at_a_larger_expected_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loss between the two thresholds ends it with paired timings only."""
     state = view(rising(), **CHEAP)
