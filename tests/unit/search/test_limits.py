@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cubatch.errors import NothingMeasured
+from cubatch.errors import NothingMeasured, OverLimit
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate, Measured, Timing
 from cubatch.tuning import answer
@@ -189,6 +189,15 @@ def test_a_dear_latency_limit_is_met_while_budget_is_left() -> None:
     _, result = seek(device, 512, budget=20.0, goal=Goal(latency_limit=1.0 + 1e-9))
     assert (result.batch_size, result.decided_by) == (35, "latency_limit")
     assert any(names(reason, 35, 36) and "1.02 s" in reason for reason in result.reasons)
+
+
+def test_a_size_that_the_runner_refuses_ends_memory() -> None:
+    """Above 300 it predicts too much, from smaller sizes: the end is found, and memory decides."""
+    refuses = Fails(range(301, 1025), error=OverLimit("a step", 4096, 1024), when="prepare")
+    measured, result = seek(FakeDevice(RISES, behaviours=(refuses,)), 1024)
+    refused = [n for n, status in statuses(measured).items() if status == "over_limit"]
+    assert near(result.largest_measured, min(refused))
+    assert result.decided_by == "memory"
 
 
 @pytest.mark.parametrize("first", [20, 64, 100])
