@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import attrs
@@ -432,15 +432,17 @@ def _steps(measured: Mapping[int, Measurement]) -> list[list[float]]:
     """
     Return for each number of samples 1, 2, ..., up to the largest measured one, a list of seconds of a step.
 
-    Their mean is interpolated between measured sizes; they vary as the timings of the nearest size. Batches below the
+    The time of a step is interpolated between measured sizes, and varies as the timings of the nearest size.  Their
+    mean is at least that time: otherwise a few fast timings raise the rate above the measured one.  Batches below the
     smallest measured size take as long as that, as a server pads them.
     """
     sizes = sorted(measured)
-    means = np.interp(range(1, sizes[-1] + 1), sizes, [measured[n].latency_seconds or 0.0 for n in sizes])
+    times = np.interp(range(1, sizes[-1] + 1), sizes, [measured[n].latency_seconds or 0.0 for n in sizes])
     steps = []
-    for n, mean in enumerate(means, start=1):
+    for n, usual in enumerate(times, start=1):
         timings = measured[min(sizes, key=lambda size: abs(math.log(size / n)))].timings_seconds or (1.0,)
-        steps.append([float(mean) * seconds / median(timings) for seconds in timings])
+        unit = min(median(timings), fmean(timings))
+        steps.append([float(usual) * seconds / unit for seconds in timings])
     return steps
 
 

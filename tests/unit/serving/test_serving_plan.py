@@ -145,6 +145,15 @@ def test_only_a_result_of_inference_is_planned_with(result):
     assert refused.value.field == "result"
 
 
+@pytest.mark.parametrize("spread", [(1.0, 1.0, 0.25), (1.0, 1.0, 2.0)])
+def test_no_rate_is_above_the_measured_one(spread):
+    """Neither timings that were faster for a while nor slow ones make a batch faster than its measured time."""
+    plan = cb.serving_plan(result_of(saturating, spread=spread), arrival_rate=1.0, p99=10.0, instances=2)
+    for option in plan.options:
+        n = option.max_batch_size
+        assert option.highest_rate <= 2 * n / saturating(n)
+
+
 def test_a_size_that_varies_does_not_disturb_the_others():
     """One timing of the single request took ten times as long; batches of 64 are as steady as they were."""
     sizes = [
