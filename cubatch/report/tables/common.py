@@ -40,6 +40,11 @@ def half_width(tuned: TuningResult | None) -> str | None:
     return None if chosen is None else written(lambda share: f"± {format_tenths(share)}", chosen.half_width)
 
 
+def ended_by(tuned: TuningResult) -> str | None:
+    """Return what ended the search, in words; None if nothing did."""
+    return None if tuned.decided_by is None else tuned.decided_by.replace("_", " ")
+
+
 def span(write: Callable[[Any], str], values: Iterable[float] | None) -> str | None:
     """
     Return the range of some values, or the value if all are equal; None without values.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cubatch.report.grid import Grid
-from cubatch.report.tables.common import half_width, written
+from cubatch.report.tables.common import ended_by, half_width, written
 from cubatch.tuning.extents_result import ExtentsResult
 from cubatch.tuning.length_plan import Batching, LengthPlan
 from cubatch.tuning.results import BUSY_MACHINE
@@ -21,6 +21,7 @@ def by_extent(result: ExtentsResult) -> Grid:
         "±": lambda item: half_width(item[1]),
         "tokens/s": lambda item: written(format_count, result.tokens_per_second.get(item[0])),
         "tokens per batch": lambda item: written(lambda n: format_count(n * item[0]), item[1].batch_size),
+        "search ended by": lambda item: ended_by(item[1]),
     }
     if budget is not None:
         first = f"Batches of {format_count(budget)} tokens are within the tolerance of the best at every {axis}."

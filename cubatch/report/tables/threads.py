@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cubatch.report.grid import Grid
-from cubatch.report.tables.common import half_width, written
+from cubatch.report.tables.common import ended_by, half_width, written
 from cubatch.tuning.threads_result import ThreadsResult
 from cubatch.units import format_count, format_seconds
 
@@ -21,6 +21,7 @@ def by_threads(result: ThreadsResult) -> Grid:
         "samples/s of all": lambda item: written(format_count, rates.get(item[0])),
         "±": lambda item: half_width(item[1]),
         "without batches": lambda item: written(format_count, singles.get(item[0])),
+        "search ended by": lambda item: ended_by(item[1]),
     }
     tuned = next(iter(result.results.values()))
     title = f"{tuned.subject}, {tuned.mode}, {tuned.device_facts.get('name') or ''}: instances bound to CPUs"
