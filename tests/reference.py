@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 Pair = tuple[int, int]
 Pad = tuple[int, int, int, int]
+WIDE = np.longdouble
+"""Sums of the norms and of attention are rounded once: bounds of float64 leave no place for the reference's error."""
 
 
 def _products(
@@ -202,9 +204,10 @@ def batch_norm(x: Array, gamma: Array, beta: Array, *, eps: float = 1e-5) -> tup
         >>> batch_norm(np.array([[1.0], [3.0]]), np.ones(1), np.zeros(1), eps=0.0)[0].tolist()
         [[-1.0], [1.0]]
     """
-    rows = x.reshape(-1, x.shape[-1]).astype(np.float64)
+    rows = x.reshape(-1, x.shape[-1]).astype(WIDE)
     mean, var = rows.mean(axis=0), rows.var(axis=0)
-    return (gamma * (rows - mean) / np.sqrt(var + eps) + beta).reshape(x.shape), mean, var
+    y = (gamma * (rows - mean) / np.sqrt(var + eps) + beta).reshape(x.shape)
+    return y.astype(np.float64), mean.astype(np.float64), var.astype(np.float64)
 
 
 def softmax_cross_entropy(logits: Array, labels: Array) -> float:
@@ -229,9 +232,10 @@ def layer_norm(x: Array, gamma: Array, beta: Array, *, eps: float) -> tuple[Arra
         >>> layer_norm(np.array([[1.0, 3.0]]), np.full(2, 10.0), np.full(2, 5.0), eps=0.0)[0].tolist()
         [[-5.0, 15.0]]
     """
-    x = x.astype(np.float64)
+    x = x.astype(WIDE)
     mean, var = x.mean(axis=-1), x.var(axis=-1)
-    return gamma * (x - mean[..., None]) / np.sqrt(var + eps)[..., None] + beta, mean, var
+    y = gamma * (x - mean[..., None]) / np.sqrt(var + eps)[..., None] + beta
+    return y.astype(np.float64), mean.astype(np.float64), var.astype(np.float64)
 
 
 def attention(
@@ -246,10 +250,11 @@ def attention(
         [4.0, 4.0]
     """
     n, t, c = x.shape
-    qkv = x.astype(np.float64) @ w_in.T + (0 if b_in is None else b_in)
+    qkv = x.astype(WIDE) @ w_in.T + (0 if b_in is None else b_in)
     queries, keys, values = (part.reshape(n, t, heads, c // heads) for part in np.split(qkv, 3, axis=-1))
     scores = np.einsum("nihd,njhd->nhij", queries, keys) / math.sqrt(c // heads)
     powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights = powers / powers.sum(axis=-1, keepdims=True)
     mixed = np.einsum("nhij,njhd->nihd", weights, values).reshape(n, t, c)
-    return mixed @ w_out.T + (0 if b_out is None else b_out), qkv, weights, mixed
+    y = mixed @ w_out.T + (0 if b_out is None else b_out)
+    return y.astype(np.float64), qkv.astype(np.float64), weights.astype(np.float64), mixed.astype(np.float64)
