@@ -404,6 +404,7 @@ class TuningResult(BatchSizeResult):
         Return the result that `to_json` wrote; unknown keys are ignored.
 
         Args:
+            text: JSON of `to_json`, schema 1.
             source: Path of the file, for errors.
 
         Raises:
