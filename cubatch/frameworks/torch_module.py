@@ -208,7 +208,8 @@ class TorchModule:
         allowed = f"one whose {MODES[self._kind.training]} step can be traced on tensors without data"
         if isinstance(error, torch_memory.TraceTooLong):
             given = f"{self.name}, in which data decide when a loop ends, as in generate()"
-            remedy = 'Wrap it in a module whose loop has a fixed number of rounds: see "Text generation" in the docs.'
+            page = '"Text generation" in docs/how-to/pytorch.md'
+            remedy = f"Write the loop with a fixed number of rounds, in a module around the model: see {page}."
             return InvalidArgument("module", given, allowed, remedy)
         where = "in footprint(), max_batch_size() or predict()"
         if (operation := getattr(error, "func", None)) is not None:  # PyTorch's errors of tensors without data have it
