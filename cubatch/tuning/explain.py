@@ -341,7 +341,8 @@ def _before_the_end(result: BatchSizeResult) -> str:
 
 def _doubt(result: TuningResult, chosen: Measurement) -> str:
     """Return in parentheses why the recommended size's value is uncertain: its error, few timings, a busy machine."""
-    width, timings = chosen.half_width, len(chosen.timings_seconds)
+    timings = len(chosen.timings_seconds)
+    width = None if result.decided_by == "loader" else chosen.half_width  # it is the error of the step
     words = [
         f"± {format_tenths(width)}" if width is not None else "",
         _count(timings) if timings < MIN_ROUNDS else "",

@@ -149,6 +149,7 @@ def test_the_first_sentence_of_a_loop_says_how_sure_it_is():
     found = result(rate(20_000.0, 0), steps={2: 300.0, 8: 1000.0}, current=64, scatter=4.0)
     assert "of the 2 sizes that were measured before the budget ended" in found.reasons[0]
     assert f"± {100 * found.sizes[8].half_width:.1f} %" in found.reasons[0]
+    assert "±" not in result(rate(250.0), scatter=4.0).reasons[0]  # the loader decides, not the step
 
 
 def test_a_loop_faster_than_its_parts_is_explained():
