@@ -597,7 +597,7 @@ def _is_in_while() -> bool:
     return any(begin <= place <= end for place, loops in places for begin, end in loops)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def _while_loops(code: types.CodeType) -> list[tuple[int, int]]:
     """Return the first and last offset of each `while` loop: unlike a `for` loop, it jumps back to no iterator."""
     names = {each.offset: each.opname for each in dis.get_instructions(code)}
