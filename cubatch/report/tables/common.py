@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from cubatch.tuning.results import TuningResult
 from cubatch.units import format_tenths
+
+if TYPE_CHECKING:
+    from cubatch.tuning.results import TuningResult
 
 
 def plain(record: Any) -> Any:
