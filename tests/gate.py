@@ -53,7 +53,7 @@ HARMLESS: Mapping[str, tuple[str, ...]] = {
     "sanitizers": (
         *_WHEREVER, *_MEASURING, "cubatch/cli/*", "!cubatch/bench/*", "!benchmarks/kernel_budget/*",
         *(f"!cubatch/tuning/{name}.py" for name in ("__init__", "machine_lock", "notes")),
-        *(f"!cubatch/frameworks/{name}.py" for name in ("__init__", "heap")),
+        *(f"!cubatch/frameworks/{name}.py" for name in ("__init__", "heap")), "!tests/gpu/here.py",
         *(f"cubatch/measure/{name}.py" for name in ("budget", "goal", "records", "remote", "stopping", "stopwatch")),
     ),
     "simulated": (  # all that tuning on a GPU goes through

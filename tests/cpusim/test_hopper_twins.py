@@ -24,8 +24,8 @@ from tests.checks import assert_within
 from tests.cpusim import building
 from tests.cpusim.planting import twin
 from tests.cpusim.simulator import SCHEDULES, SimulationError, Simulator
+from tests.gpu.here import first_gpu
 from tests.kernels.cases import bound, decoded, encoded
-from tests.kernels.conftest import _gpu
 
 pytestmark = pytest.mark.skipif(bool(building.reason_to_skip()), reason=building.reason_to_skip())
 
@@ -81,7 +81,7 @@ def launch(request):
     if request.param == "cpusim":
         run = simulate
     else:
-        gpu = _gpu()
+        gpu = first_gpu()
         if gpu is None or gpu.compute_capability != (9, 0):
             pytest.skip("no Hopper GPU in this machine")
         run = on_gpu(gpu)
