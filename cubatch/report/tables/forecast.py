@@ -167,7 +167,9 @@ def _verdict(answers: Sequence[tuple[Forecast, Measurement]], objective: str, *,
 
 def _rule(result: Forecast) -> str:
     is_latency = result.objective == "latency"
-    end, best = ("largest", "its lowest latency") if is_latency else ("smallest", "its highest rate")
+    end, best = (
+        ("largest", "its lowest predicted latency") if is_latency else ("smallest", "its highest predicted rate")
+    )
     return f"the {end} within {100 * result.tolerance:.3g} % of {best}"
 
 
