@@ -136,7 +136,7 @@ def test_a_step_is_as_near_to_pytorch_as_without_sums_in_products(launcher, dtyp
     unit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
     with_sums, without = errors(gradients, wanted), errors(plain, wanted)
     for key, error in with_sums.items():
-        assert error < 64 * unit, key
+        assert error < 128 * unit, key  # gradients of shifts cancel: without sums up to 87 units were seen
         assert error < 1.5 * without[key] + 2 * unit, key
     for key, want in running.items():
         near = {"rtol": 8 * unit, "atol": 8 * unit}
