@@ -65,7 +65,8 @@ def test_two_traces_that_end_in_time_suffice(monkeypatch):
 def test_a_module_whose_trace_is_too_long_is_bounded_by_measured_steps(monkeypatch):
     """A note says so; no size above the limit is said to fit."""
     monkeypatch.setattr("cubatch.tuning.subjects.bounded_subject._LEAST_TRACE_SECONDS", 0.1)
-    result = cb.autotune_module(Recurrent(), (300, 8), mode="training", memory_limit="512MiB", budget=0.4)
+    monkeypatch.setattr("cubatch.tuning.subjects.bounded_subject._TRACE_SHARE", 0.0)
+    result = cb.autotune_module(Recurrent(), (300, 8), mode="training", memory_limit="512MiB", budget=2.0)
     assert 2 <= result.largest_batch_size < 2**29 // (300 * 8 * 4)
     assert any("from measured steps alone: a trace of its operations did not end" in note for note in result.reasons)
 
