@@ -192,7 +192,7 @@ def activation(x: Array, *, kind: str) -> Array:
 
 
 def activation_backward(dy: Array, x: Array, *, kind: str) -> Array:
-    """Give the gradient by the input x, whatever the engine saves."""
+    """Return the gradient by the input x, independent of what the engine saves."""
     return dy.astype(np.float64) * CURVES[kind][1](x.astype(np.float64))
 
 

@@ -46,6 +46,18 @@ def launcher(request):
     return Target(H200, Simulator(90, BUILD))
 
 
+class Recording:
+    """A launcher that records the operations of the kernels that it prepares."""
+
+    def __init__(self, launcher: Any) -> None:
+        self.launcher, self.module, self.operations = launcher, launcher.module, list[str]()
+
+    def bind(self, kernel: Any, grid: Any, arguments: Any) -> Any:
+        """Prepare a launch."""
+        self.operations.append(kernel.operation)
+        return self.launcher.bind(kernel, grid, arguments)
+
+
 def chooser(
     problem: Any, device: Any, prepare: Any = None, *,
     tile: str | None = None, swapped: bool = False, slices: int | None = None,

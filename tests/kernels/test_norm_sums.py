@@ -12,7 +12,7 @@ from cubatch.engine.native.operands import Fused
 from cubatch.kernels import variant
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
 from tests.kernels import cases, hopper_cases
-from tests.kernels.hopper_cases import chooser, element
+from tests.kernels.hopper_cases import Recording, chooser, element
 
 launcher = hopper_cases.launcher
 
@@ -20,18 +20,6 @@ TILES = sorted({one.tile.name for one in variant.kernels() if one.operation == "
 PRODUCTS = [("float16", tile) for tile in TILES] + [("bfloat16", "128x256x64"), ("bfloat16", "256x64x64")]
 EPS, MOMENTUM = 1e-5, 0.25
 F32 = UNIT_ROUNDOFF["float32"]
-
-
-class Recording:
-    """A launcher that notes the operations of the kernels that it prepares."""
-
-    def __init__(self, launcher):
-        self.launcher, self.module, self.operations = launcher, launcher.module, []
-
-    def bind(self, kernel, grid, arguments):
-        """Prepare a launch."""
-        self.operations.append(kernel.operation)
-        return self.launcher.bind(kernel, grid, arguments)
 
 
 def context(launcher, tile=None, slices=1):

@@ -1,4 +1,4 @@
-"""Steps whose products compute the sums of batch norms, beside PyTorch in float64, on the simulator of a Hopper GPU."""
+"""Steps whose products compute sums of batch norms, against PyTorch in float64, on the simulator of a Hopper GPU."""
 
 from __future__ import annotations
 
@@ -51,18 +51,6 @@ def hopper_first(problem, device, prepare=None):
     return SplitKernel(next((one for one in kernels if one.family == "hopper"), kernels[0]))
 
 
-class Noting:
-    """A launcher that notes the operations of the kernels that it prepares."""
-
-    def __init__(self, launcher):
-        self.launcher, self.module, self.operations = launcher, launcher.module, []
-
-    def bind(self, kernel, grid, arguments):
-        """Prepare a launch."""
-        self.operations.append(kernel.operation)
-        return self.launcher.bind(kernel, grid, arguments)
-
-
 def by_name(launcher, of):
     """Values of arrays in float64, by layer and name."""
     return {
@@ -72,8 +60,8 @@ def by_name(launcher, of):
 
 def step_of(launcher, dtype, *, norm_sums, recompute=False):
     """One step: parameters, gradients and running statistics by layer and name, and the operations launched."""
-    noting = Noting(launcher.launcher)
-    context = launcher.context(chooser=hopper_first, launcher=noting)
+    recording = hopper_cases.Recording(launcher.launcher)
+    context = launcher.context(chooser=hopper_first, launcher=recording)
     random = np.random.default_rng(6)
     options = {"mode": "training", "dtype": dtype, "seed": 4, "learning_rate": 0.0, "recompute": recompute}
     with Model(NET, device=launcher.device, context=context, norm_sums=norm_sums, **options) as model:
@@ -90,7 +78,7 @@ def step_of(launcher, dtype, *, norm_sums, recompute=False):
         scale = model.loss_scale if dtype == "float16" else 1.0
         gradients = {key: array / scale for key, array in by_name(launcher, model.gradients).items()}
         states = by_name(launcher, model.states)
-        return images, labels, parameters, gradients, states, noting.operations
+        return images, labels, parameters, gradients, states, recording.operations
 
 
 def reference(images, labels, parameters, dtype):

@@ -73,11 +73,11 @@ def test_learn_ends_where_the_answer_is_known() -> None:
 
 def test_learn_ends_where_a_visit_is_not_worth_its_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trials that take a hundred thousand times as long win the same: not worth it, unless much more may be lost."""
-    dear: dict[str, Any] = {"ladder": (*POWERS, 1024), "seconds_of_trial": lambda n, step: 1e5 * step, "left": 1e9}
-    assert trial_rules.learn(view(rising(), **dear)) != []
+    expensive: dict[str, Any] = {"ladder": (*POWERS, 1024), "seconds_of_trial": lambda n, step: 1e5 * step, "left": 1e9}
+    assert trial_rules.learn(view(rising(), **expensive)) != []
     monkeypatch.setattr(trial_rules, "MUCH", 1e9)
-    assert trial_rules.learn(view(rising(), **dear)) == []
-    assert trial_rules.learn(view(rising(), **dear, budget=1e9)) != []
+    assert trial_rules.learn(view(rising(), **expensive)) == []
+    assert trial_rules.learn(view(rising(), **expensive, budget=1e9)) != []
 
 
 def noisy(visits: int = 1) -> dict[int, float | list[Timing]]:

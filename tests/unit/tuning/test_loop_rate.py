@@ -69,7 +69,7 @@ def test_the_largest_size_is_bound_by_the_loader_too(top, decided):
     """
     With batches of 256 the loader delivers more than with 64, but no more than the step of 9 000 samples/s takes.
 
-    A faster step would gain nothing, whatever ends the sizes; with 9 500 samples/s it would gain 5 %.
+    A faster step would gain nothing, no matter what limits the sizes; with 9 500 samples/s it would gain 5 %.
     """
     loader = attrs.evolve(rate(top), rates={64: 4000.0, 256: top})
     found = result(loader)
