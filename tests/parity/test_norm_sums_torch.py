@@ -67,7 +67,7 @@ def step_of(launcher, dtype, *, norm_sums, recompute=False):
     with Model(NET, device=launcher.device, context=context, norm_sums=norm_sums, **options) as model:
         model.prepare(BATCH)
         for arrays in model.parameters.values():  # other factors than 1 and shifts than 0, some of them negative
-            for name in {"gamma", "beta"} & {*arrays}:
+            for name in [name for name in ("beta", "gamma") if name in arrays]:  # in one order: a set has none
                 drawn = random.normal(0.5, 0.5, arrays[name].shape).astype(np.float32)
                 arrays[name][...] = hopper_cases.cases.encoded(drawn, dtype).view(arrays[name].dtype)
         images = random.normal(size=(BATCH, *NET.input_shape))
@@ -124,7 +124,7 @@ def test_a_step_is_as_near_to_pytorch_as_without_sums_in_products(launcher, dtyp
     unit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
     with_sums, without = errors(gradients, wanted), errors(plain, wanted)
     for key, error in with_sums.items():
-        assert error < 128 * unit, key  # gradients of shifts cancel: without sums up to 87 units were seen
+        assert error < 64 * unit, key
         assert error < 1.5 * without[key] + 2 * unit, key
     for key, want in running.items():
         near = {"rtol": 8 * unit, "atol": 8 * unit}
