@@ -143,7 +143,7 @@ def interval(value: Sequence[float] | None) -> tuple[float, float] | None:
         return None
     ends = positives(value)
     if len(ends) != 2 or ends[0] > ends[1]:  # noqa: PLR2004 - two ends
-        raise ValueError(f"must be [low, high], got {shown(value)}")
+        raise ValueError(f"must be [low, high] with low at most high, got {shown(value)}")
     return ends[0], ends[1]
 
 

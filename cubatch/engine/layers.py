@@ -92,6 +92,7 @@ def bind(op: Op, place: Place, *, training: bool) -> Work:
     Return a function without arguments that runs an operation of the schedule on its arrays.
 
     Args:
+        op: The operation; its arrays are the buffers of `place` that it reads and writes.
         place: The shard on which the operation works.
         training: Whether statistics of the batch are used, and stored for the backward pass.
     """
@@ -101,7 +102,7 @@ def bind(op: Op, place: Place, *, training: bool) -> Work:
     if op.kind == "fold":
         return backend.prepare(_fold, op, place)
     if op.node is None or op.workspace is None:
-        raise ValueError(f"a {op.kind} operation has nothing to bind")
+        raise ValueError(f"a {op.kind} operation without a layer or a workspace cannot be bound")
     views: dict[tuple[int, tuple[int, ...]], Any] = {}
 
     def view(role: str, number: int) -> Any:

@@ -107,7 +107,7 @@ def read(name: str) -> Device:
             raise UnknownName(f"key of peak_tflops in {name}", dtype, DTYPES)
     whole = 1024 * facts.get("memory_gib", 0)
     if not facts.get("usable_mib", 0) <= whole:
-        allowed = f"at most memory_gib, {whole:g} MiB: what nvidia-smi prints, less where ECC takes its share"
+        allowed = f"at most memory_gib, {whole:g} MiB (0 if the file lacks it): what nvidia-smi prints, less with ECC"
         raise InvalidArgument(f"usable_mib in {name}", facts["usable_mib"], allowed, _REMEDY)
     if "compute_capability" not in facts:
         remedy = "It decides the resources of an SM: [7, 0] is a V100, [8, 6] an RTX 3090."

@@ -192,7 +192,7 @@ class CudaLauncher:
         limit = self._limits.shared_bytes_per_block
         if needed > limit:
             raise InvalidArgument(
-                kernel.name, f"{needed} bytes of shared memory", f"at most {limit} a block on {self.device}"
+                kernel.name, f"{needed} bytes of shared memory", f"at most {limit} bytes a block on {self.device}"
             )
         path = str(compiled.path)
         if path not in self._modules:

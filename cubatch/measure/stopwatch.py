@@ -351,7 +351,7 @@ class Stopwatch:
         with self._waiting(f"a step of batch size {self._prepared}", limit + HANG_FACTOR * self.around_seconds):
             reading = self.runner.clock.time(self.runner.step, repeats)
         if not 0 < reading.seconds < math.inf:
-            raise DeviceFailed("the clock", f"it returned {reading.seconds!r} s for {repeats} steps")
+            raise DeviceFailed("the clock", f"a time of {reading.seconds!r} s for {repeats} steps")
         return reading
 
     @contextlib.contextmanager

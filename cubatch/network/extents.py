@@ -20,7 +20,7 @@ A_NAME = f"text without control characters, not empty, of at most {MOST_NAME} ch
 def check_integer(value: object, name: str, minimum: int, most: int = MAX_EXTENT) -> int:
     """Return the value if it is a whole number from `minimum` to `most`; else raise InvalidSpec for field `name`."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidSpec(name, value, f"a whole number, at least {minimum}")
+        raise InvalidSpec(name, value, f"a whole number from {minimum} to {most}")
     if not minimum <= value <= most:
         raise InvalidSpec(name, value, f"from {minimum} to {most}")
     return value

@@ -96,7 +96,7 @@ def _path(spec: object) -> Path:
         remedy = "torch.onnx.export writes one."
         raise InvalidArgument("layer_spec", spec, f'the path of an .onnx file for library="{LIBRARY}"', remedy)
     if not files.is_file(spec):
-        raise InvalidArgument("layer_spec", str(spec), "a file that is there")
+        raise InvalidArgument("layer_spec", str(spec), "a file that exists")
     return Path(spec)
 
 

@@ -29,7 +29,7 @@ def file(tmp_path):
         ({"store": 3}, "store", "a path"),
         ({"progress": 3}, "progress", "callable"),
         ({"layer_spec": "resnet50"}, "layer_spec", "torch.onnx.export"),
-        ({"layer_spec": "nowhere.onnx"}, "layer_spec", "a file that is there"),
+        ({"layer_spec": "nowhere.onnx"}, "layer_spec", "a file that exists"),
     ],
 )
 def test_what_it_does_not_do_is_refused_by_name(file, wrong, field, text):
