@@ -33,6 +33,7 @@ def relu_backward(dy: Any, y: Any, *, out: Any = None, workspace: Any = None) ->
 
     Args:
         out: Where dx goes; may be dy or y.
+        workspace: Scratch memory, see `functional`; None allocates it.
     """
     xp = of(dy)
     dx = xp.empty_like(dy) if out is None else out
@@ -62,6 +63,7 @@ def activation(x: Any, *, kind: str, out: Any = None, workspace: Any = None) -> 
     Args:
         kind: The function: the `type` of its layer.
         out: Where y goes; may be x.
+        workspace: Scratch memory, see `functional`; None allocates it.
 
     Example:
         >>> activation(np.array([-4.0, 0.0, 2.0]), kind="hard_sigmoid").round(3)
@@ -86,6 +88,7 @@ def activation_backward(dy: Any, saved: Any, *, kind: str, out: Any = None, work
             input of "silu", "hard_swish" and "gelu".
         kind: The function: the `type` of its layer.
         out: Where dx goes; may be dy.
+        workspace: Scratch memory, see `functional`; None allocates it.
 
     Example:
         >>> activation_backward(np.array([8.0, 8.0]), np.array([0.25, 1.0]), kind="sigmoid")

@@ -41,6 +41,8 @@ def fill(plan: Plan, place: Place, x: Any, labels: Any, *, kind: np.dtype[Any], 
 
     Args:
         plan: The plan of the batch.
+        place: The shard and its buffers.
+        x: Inputs of the whole batch (n, h, w, c).
         labels: Labels of the whole batch, or None.
         kind: Storage type of activations.
     """
@@ -62,7 +64,9 @@ def fill_randomly(plan: Plan, places: Sequence[Place], block: Any, seed: int, xp
 
     Args:
         plan: The plan of the batch.
+        places: All shards with their buffers.
         block: Random numbers from `random_block`.
+        seed: Draws the classes.
     """
     random = np.random.default_rng(seed)
     # Each shard begins at another number of the block, so that no two hold the same samples.
@@ -83,7 +87,7 @@ def fill_randomly(plan: Plan, places: Sequence[Place], block: Any, seed: int, xp
 
 
 def random_block(count: int, seed: int, kind: np.dtype[Any], xp: Any) -> Any:
-    """Return normal random numbers as an array in their storage type."""
+    """Return `count` random numbers of the standard normal distribution as a 1-D array of the storage type `kind`."""
     drawn = np.random.default_rng(seed).standard_normal(count, dtype=np.float32)
     return xp.asarray(storage.encoded(drawn, kind))
 

@@ -52,6 +52,7 @@ def batch_norm_train(
         relu: Clamp y at zero, as the last step.
         activation: The `type` of another elementwise function, applied to y as the last step.
         out: Where y goes; may be x if nothing reads x afterwards.
+        workspace: Scratch memory, see `functional`; None allocates it.
 
     Example:
         >>> import numpy as np
@@ -174,6 +175,7 @@ def batch_norm_backward(
             gradient of that function's result. Its slope is computed from x.
         count, reduce: As in `batch_norm_train`.
         out: Where dx goes; may be dy.
+        workspace: Scratch memory, see `functional`; None allocates it.
     """
     xp, c = of(dy), dy.shape[-1]
     dx = xp.empty_like(dy) if out is None else out

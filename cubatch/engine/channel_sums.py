@@ -31,7 +31,7 @@ class Area:
         self._xp.copyto(self._ones, 1)
 
     def pieces(self) -> Iterator[slice]:
-        """Return the range of rows of each block."""
+        """Return an iterator over the blocks' ranges of rows; a row is the channels of one position."""
         return (piece for piece, _ in self._blocks)
 
     def tile(self, piece: slice) -> Any:

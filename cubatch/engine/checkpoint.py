@@ -96,6 +96,7 @@ def resume(
     Return the checkpoint in a file, or that of a run that has not begun if there is no file.
 
     Args:
+        settings: Settings of this run by name, which must equal the file's.
         conditions: Conditions of this run; a warning names differences from the file's.
         draws_masks: Whether the network has dropout, for which each thread draws its share of the batch.
 

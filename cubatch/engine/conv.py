@@ -51,6 +51,7 @@ def conv2d(
         residual: Added to y, of its shape: another branch. May be `out`.
         relu: Clamp y at zero, as the last step.
         out: Where y goes: (n, p, q, k).
+        workspace: Scratch memory, see `functional`; None allocates it.
 
     Example:
         >>> import numpy as np
@@ -113,6 +114,7 @@ def conv2d_dgrad(
         residual: Added to dx, of its shape: the gradient from other branches. May be `out`.
         positive: The output of a ReLU before, of dx's shape: dx is 0 where it is 0.
         out: Where dx goes: (n, h, w, c).
+        workspace: Scratch memory, see `functional`; None allocates it.
     """
     shape = conv_shape(x_shape[1:], w.shape, stride, pad, dilation, groups=groups)
     xp = of(dy)
@@ -178,6 +180,7 @@ def conv2d_wgrad(
         dw: The filter's gradient (k, r, s, c / groups).
         db: The bias's gradient (k,), or None.
         stride, pad, dilation, groups: As in the forward pass.
+        workspace: Scratch memory, see `functional`; None allocates it.
     """
     shape = conv_shape(x.shape[1:], dw.shape, stride, pad, dilation, groups=groups)
     if shape.is_depthwise:

@@ -71,6 +71,8 @@ def buckets(program: Schedule, itemsize: int, least_bytes: int) -> list[Bucket]:
     Cut the gradient into pieces, in the order in which the backward pass completes them.
 
     Args:
+        program: The schedule of the step.
+        itemsize: Bytes of an element of the gradient.
         least_bytes: A piece is closed once it has this size.
 
     Returns:

@@ -1,7 +1,7 @@
 """
 Every operation of the engine: arrays in, arrays out.
 
-Activations are NHWC, filters KRSC. These rules hold for every function, and the docstrings do not repeat them:
+Activations are NHWC, filters KRSC. These rules hold for every function:
 
 - Arrays are C-contiguous. `out` receives the result and is returned; None allocates it.
 - `x` is the forward pass's input, `dy` the gradient of its output. Pairs such as `stride` are (vertical, horizontal).

@@ -28,6 +28,7 @@ def layer_norm(
         statistics: Receives mean and 1 / sqrt(variance + eps) of each position for the backward pass, all means first.
             None keeps none.
         out: Where y goes; not x.
+        workspace: Scratch memory, see `functional`; None allocates it.
     """
     xp, c = of(x), x.shape[-1]
     y = xp.empty_like(x) if out is None else out
@@ -70,7 +71,9 @@ def layer_norm_backward(
         x: The forward pass's input.
         gamma: Scale (c,).
         statistics: As the forward pass kept them.
+        dgamma, dbeta: Overwritten with the gradients of scale and shift (c,).
         out: Where dx goes; may be dy.
+        workspace: Scratch memory, see `functional`; None allocates it.
     """
     xp, c = of(dy), dy.shape[-1]
     dx = xp.empty_like(dy) if out is None else out

@@ -114,6 +114,7 @@ def linear_dgrad(
         residual: Added to dx, of its shape: the gradient from other branches. May be `out`.
         positive: The output of a ReLU before, of dx's shape: dx is 0 where it is 0.
         out: Where dx goes: (..., c).
+        workspace: Scratch memory, see `functional`; None allocates it.
     """
     xp, (k, c) = of(dy), w.shape
     dx = xp.empty((*dy.shape[:-1], c), dtype=dy.dtype) if out is None else out
@@ -134,6 +135,7 @@ def linear_wgrad(x: Any, dy: Any, *, dw: Any, db: Any = None, workspace: Any = N
         dy: Gradient of the output (..., k).
         dw: The filter's gradient (k, c).
         db: The bias's gradient (k,), or None.
+        workspace: Not used; hand-written kernels need it.
     """
     xp, (k, c) = of(x), dw.shape
     errors = dy.reshape(-1, k)

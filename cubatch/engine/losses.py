@@ -21,6 +21,7 @@ def softmax(x: Any, *, out: Any = None, workspace: Any = None) -> Any:
     Args:
         x: Scores (..., classes).
         out: Where the probabilities go; may be x.
+        workspace: Scratch memory, see `functional`; None allocates it.
     """
     xp = of(x)
     y = xp.empty_like(x) if out is None else out
@@ -42,6 +43,7 @@ def softmax_backward(dy: Any, y: Any, *, out: Any = None, workspace: Any = None)
     Args:
         dy: Gradient of the probabilities (..., classes).
         out: Where dx goes; may be dy.
+        workspace: Scratch memory, see `functional`; None allocates it.
     """
     xp = of(dy)
     dx = xp.empty_like(dy) if out is None else out
@@ -70,6 +72,7 @@ def softmax_cross_entropy(
         count: Positions that the mean is taken over; None for those of logits. A shard passes the number of the whole
             batch; then the losses and the gradients of shards add up.
         scale: Array of one element that the gradient, not the loss, is multiplied by; see `loss_scale`. None for 1.
+        workspace: Scratch memory, see `functional`; None allocates it.
 
     Example:
         >>> import numpy as np

@@ -38,6 +38,7 @@ def sgd(
         weight_decay: Coefficient of the penalty on squared weights.
         master: float32 copy of w that the step changes; None if w is float32 or wider.
         scaling: State of `loss_scale`; None if the loss is not scaled.
+        workspace: Scratch memory, see `functional`; None allocates it.
 
     Example:
         >>> import numpy as np
@@ -65,6 +66,7 @@ def momentum(
         velocity: Flat array v, zero before the first step; overwritten.
         factor: Decay of the velocity.
         parameters, gradients, lr, weight_decay, master, scaling: As in `sgd`.
+        workspace: Scratch memory, see `functional`; None allocates it.
     """
     xp = of(parameters)
     for piece, weights, total, _ in _pieces(
@@ -96,6 +98,7 @@ def adam(
         betas: b1 and b2.
         eps: Added to the denominator.
         parameters, gradients, lr, weight_decay, master, scaling: As in `sgd`.
+        workspace: Scratch memory, see `functional`; None allocates it.
     """
     xp = of(parameters)
     if scaling is not None:

@@ -28,6 +28,7 @@ def dropout(
         seed: Whole number or a sequence of them. Seed and step fix the mask; a shard adds its rank.
         out: Where y goes; may be x.
         mask: Receives the mask: bool, true where x is kept. None allocates it.
+        workspace: Scratch memory, see `functional`; None allocates it.
 
     Returns:
         y and the mask.
@@ -91,6 +92,7 @@ def concat_backward(dy: Any, channels: Sequence[int], *, outs: Sequence[Any]) ->
 
     Args:
         dy: Gradient of the concatenation (..., sum of channels).
+        channels: Number of channels of each branch.
         outs: Receive each branch's gradient; None for a branch that needs none.
 
     Example:

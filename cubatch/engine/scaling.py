@@ -40,6 +40,7 @@ def scale_backward(dy: Any, x: Any, s: Any, *, dx: Any = None, ds: Any = None, w
         s: Factors (n, 1, 1, c).
         dx: Gradient of x; may be dy. None leaves it out.
         ds: Gradient of s. None leaves it out.
+        workspace: Scratch memory, see `functional`; None allocates it.
     """
     xp, (n, h, w, c) = of(dy), dy.shape
     need = Products(itemsize=dy.itemsize, rows=h * w, channels=c)
@@ -82,7 +83,9 @@ def layer_scale_backward(dy: Any, x: Any, gamma: Any, *, dgamma: Any, out: Any =
         dy: Gradient of the output (..., c).
         x: The forward pass's input.
         gamma: Factors (c,).
+        dgamma: Overwritten with the gradient of the factors (c,), summed over all positions.
         out: Gradient of x; may be dy. None leaves it out.
+        workspace: Scratch memory, see `functional`; None allocates it.
     """
     xp, c, area = of(dy), dy.shape[-1], Area(dy, workspace)
     rows, errors, total = x.reshape(-1, c), dy.reshape(-1, c), area.sums[0]

@@ -39,6 +39,7 @@ def attention(
             (3 t c elements a sample). The second receives the weights: heads x t rows of at least t, of which the
             padding is not written. The third receives the weighted sums of the values (t c).
         out: Where y goes, of x's shape; not x.
+        workspace: Scratch memory, see `functional`; None allocates it.
 
     Example:
         >>> import numpy as np
@@ -88,10 +89,12 @@ def attention_backward(
     Args:
         dy: Gradient of the output (n, ..., c).
         x: The forward pass's input.
+        w_in, w_out, heads: As in the forward pass.
         saved: Queries, keys and values; weights; and weighted sums of the values, as the forward pass kept them.
         dw_in, dw_out: Overwritten with the gradients of the projections, of their shapes.
         db_in, db_out: Overwritten with the gradients of the biases, of their shapes, or None.
         out: Where dx goes; may be dy.
+        workspace: Scratch memory, see `functional`; None allocates it.
     """
     xp, (n, t, c) = of(dy), _rows(dy)
     dx, width = xp.empty_like(dy) if out is None else out, c // heads

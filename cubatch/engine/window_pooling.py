@@ -34,6 +34,7 @@ def max_pool2d(
         out: Where y goes: (n, p, q, c).
         argmax: Receives the tap of each largest value for the backward pass: uint8 (n, p, q, c), 1 + tap, or 0 for
             none.
+        workspace: Scratch memory, see `functional`; None allocates it.
 
     Example:
         >>> import numpy as np
@@ -86,6 +87,7 @@ def max_pool2d_backward(
         window: As in the forward pass.
         x_shape: Shape of the forward pass's input.
         out: Where dx goes: (n, h, w, c).
+        workspace: Scratch memory, see `functional`; None allocates it.
     """
     pool = _Pool(x_shape, dy, window, workspace)
     xp = pool.xp
@@ -115,6 +117,7 @@ def avg_pool2d(x: Any, window: Window, *, out: Any = None, workspace: Any = None
         x: Activations (n, h, w, c).
         window: The window. Padding counts as zeros, or not at all if its `count_include_pad` is false.
         out: Where y goes: (n, p, q, c).
+        workspace: Scratch memory, see `functional`; None allocates it.
     """
     pool = _Pool(x.shape, x, window, workspace)
     xp = pool.xp
