@@ -101,7 +101,7 @@ class _Rank:
         }  # fmt: skip
 
     def free_bytes(self) -> int | None:
-        """Return the free memory of this rank's device in bytes."""
+        """Return the free memory of this rank's device in bytes; None if unknown."""
         free: int | None = self._runner.clock.free_bytes()
         return free
 

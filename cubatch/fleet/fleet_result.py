@@ -25,7 +25,7 @@ class FleetDevice:
         name: Its name, unique in the fleet.
         workers: Addresses of the workers that have this device; none for a device that is not in the fleet.
         result: The tuning result of one worker; None if it failed or the device is not in the fleet.
-        forecast: The prediction for a device that is not in the fleet.
+        forecast: The prediction for a device that is not in the fleet; None for other devices, or if it failed.
         error: Why there is neither a result nor a forecast; empty if there is one.
         price_per_hour: The given price; None if there is none.
     """

@@ -52,7 +52,7 @@ class CallableRunner:
         return None
 
     def prepare(self, batch_size: int) -> None:
-        """Release the step of the last size and make that of this batch size; OutOfMemory if it exceeds the limit."""
+        """Release the step of the last size and make that of this one; raise OutOfMemory if it exceeds the limit."""
         self.release()
         step = self._make_step(batch_size)
         if self._move():  # make_step imported a library and put its arrays on another GPU

@@ -95,7 +95,7 @@ class GpuHostClock(HostClock):
         self._monitor = monitor
 
     def free_bytes(self) -> int | None:
-        """Return the free bytes of the GPU's own memory by NVML, without memory that CUDA could still evict."""
+        """Return the free bytes of GPU memory by NVML, without those that CUDA could still evict; None if unknown."""
         return self._monitor.free_bytes() if self._monitor else None
 
 
@@ -247,7 +247,11 @@ def callable_clock() -> HostClock:
 
 
 def _uuid_of(index: int) -> str | None:
-    """Return the NVML UUID of a CUDA device index; PyTorch does not distinguish a MIG slice's UUID from a GPU's."""
+    """
+    Return the NVML UUID of a CUDA device index; None without a driver or such a device.
+
+    PyTorch does not distinguish a MIG slice's UUID from a GPU's.
+    """
     with contextlib.suppress(CubatchError):  # no NVIDIA driver
         return next((gpu.uuid for gpu in driver.visible_gpus() if gpu.index == index), None)
     return None

@@ -65,7 +65,11 @@ class NetworkRunner:
 
     @property
     def launch(self) -> dict[str, Any] | None:
-        """How the steps of the last batch size were launched, as `Model.launch`; also after its release."""
+        """
+        How the steps of the last batch size were launched, as `Model.launch`; also after its release.
+
+        None on a CPU, and before the first `prepare`.
+        """
         return self.model.launch or self._launch
 
     def prepare(self, batch_size: int) -> None:

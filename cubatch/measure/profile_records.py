@@ -28,9 +28,9 @@ class LayerTime:
             "accumulate" (of gradients), "update", ...
         seconds: Seconds in a step, as the mean over the threads.
         causes: The seconds by cause: one of CAUSES.
-        share: Share of the step.
+        share: Share of the step's seconds, in [0, 1].
         calls: Calls of array functions by one thread, or launches of kernels.
-        flops: 2 for a multiply-add; 0 without products.
+        flops: FLOP of the pass, two for each multiply-add; 0 without products.
         bytes: Bytes of its arrays, each counted once; 0 if unknown.
         bound_by: "compute", "memory", "copies", "overhead" or "waiting": the largest cause; for kernels the higher
             roof of `roofline.bound`.
@@ -90,7 +90,7 @@ class StepProfile:
 
     @property
     def samples_per_second(self) -> float:
-        """Throughput of steps without tracing."""
+        """Samples per second of steps without tracing."""
         return self.batch_size / self.step_seconds
 
     def to_mapping(self) -> dict[str, Any]:

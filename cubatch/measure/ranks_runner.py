@@ -38,7 +38,7 @@ class RanksRunner:
 
     @property
     def peak_bytes(self) -> int | None:
-        """Bytes that the engine holds on the fullest rank."""
+        """Bytes that the engine holds on the fullest rank; None if unknown."""
         return self._most("peak_bytes")
 
     @property
@@ -48,7 +48,7 @@ class RanksRunner:
 
     @property
     def launch(self) -> dict[str, Any] | None:
-        """How steps were launched on rank 0 at the last query of memory."""
+        """How steps were launched on rank 0 at the last query of memory; None on CPUs, or before the first."""
         return self._launch
 
     def prepare(self, batch_size: int) -> None:

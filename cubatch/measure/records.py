@@ -160,7 +160,7 @@ class Measured:
     launch: Mapping[str, Any] | None = None
 
     def of(self, batch_size: int) -> tuple[Timing, ...]:
-        """Return the timings of one size, by round."""
+        """Return the timings of one size in order of their rounds; empty if it has none."""
         return tuple(sorted((t for t in self.timings if t.batch_size == batch_size), key=lambda timing: timing.round))
 
 

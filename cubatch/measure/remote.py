@@ -119,7 +119,11 @@ class RemoteRunner:
         return self._memory("peak_device_bytes")
 
     def prepare(self, batch_size: int) -> float | None:
-        """Prepare a batch size in the worker, as its runner does; start a worker if there is none."""
+        """
+        Prepare a batch size in the worker, as its runner does; start a worker if there is none.
+
+        Return the seconds of the size's very first step, or None, as `Runner.prepare`.
+        """
         self._doing, self._batch_size = f"batch size {batch_size}", batch_size
         self.start()
         first: float | None = self._ask({"do": "prepare", "batch_size": batch_size}, self._prepare_seconds)

@@ -76,7 +76,8 @@ class Runner(Protocol):
         Allocate and load what steps of this batch size need.
 
         Returns:
-            float | None: Seconds of the very first step of the size in its process, if it was run here or before.
+            float | None: Seconds of the very first step of the size in its process. It is None if no step of the size
+                has run yet.
         """
 
     def step(self) -> object:

@@ -76,14 +76,13 @@ class ServingPlan(Shown):
         overhead: Seconds that server and network add to each request.
         closes_while_busy: Whether the server closes batches while all instances are busy too.
         instances: Copies of the model that run steps independently, each on a device of its own.
-        threads: CPU threads of an instance, and
-        timed_instances: how many such instances ran at the same time while the steps were timed; None if one had the
-            whole device.
+        threads: CPU threads of an instance; None if one instance had the whole device while the steps were timed.
+        timed_instances: Instances that ran at the same time while the steps were timed; None as for `threads`.
         options: The best setting of each maximum batch size.
         max_batch_size: Requests per step at most, in this plan.
         first_calls: Seconds of the first call in a process, by batch size.  It has the sizes up to the maximum whose
             first call takes at least 1.5 times as long as later ones.
-        price_per_hour: Price of an instance; None if it was not given.
+        price_per_hour: Price of an instance for an hour; None if it was not given.
     """
 
     name: str
@@ -343,7 +342,7 @@ def serving_plan(
         overhead: Seconds that server and network add to each request.
         closes_while_busy: Whether the server closes a batch after the delay even if all instances are busy, as
             `@serve.batch` of Ray 2.60 does.  A closed batch takes no further requests while it waits.
-        price_per_hour: Price of an instance, in any currency.
+        price_per_hour: Price of an instance for an hour, in any currency.
         seed: Seed of the simulated arrivals.
 
     Returns:

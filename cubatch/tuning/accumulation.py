@@ -44,6 +44,7 @@ def cut(result: TuningResult, target: int, *, fitting: Collection[int] | None = 
 
     Args:
         result: The result of tuning a training step.
+        target: Samples of the effective batch.
         fitting: Sizes that fit together with the accumulated gradients; None: all sizes up to the largest timed one.
 
     Raises:

@@ -133,7 +133,11 @@ def is_tied(forecast: Forecast, other: Forecast) -> bool:
 
 
 def _logarithm(forecast: Forecast) -> tuple[float, float]:
-    """Return the logarithm of the objective at the recommended size, and half of its 90 % interval."""
+    """
+    Return the natural logarithm of the objective at the recommended size, and half the width of its 90 % interval.
+
+    The objective is seconds of a step for latency, else samples per second.
+    """
     low, high = forecast.interval[forecast.batch_size]
     return math.log(abs(_latency_or_rate(forecast))), math.log(high / low) / 2
 

@@ -155,7 +155,11 @@ def _is_ruled_out_below(edge: tuple[int, str] | None, top: int, larger: Sequence
 
 
 def _is_worse(last: Fate, best: Fate, goal: Goal) -> bool:
-    """Return whether size `last` is worse than size `best` by more than the tolerance, at both ends of the interval."""
+    """
+    Return whether the cost of `last` is above that of `best` by more than the tolerance, beyond their intervals.
+
+    The low end of `last` is compared with the high end of `best`. False if one of them has no timing.
+    """
     return last.cost is not None and best.cost is not None and last.cost[0] > goal.allowed(best.cost[1])
 
 

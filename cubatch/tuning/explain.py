@@ -139,7 +139,11 @@ def _not_compared(result: TuningResult, n: int, value: str) -> str:
 
 
 def is_compared(result: TuningResult) -> bool:
-    """Return whether the recommended size was compared with others, is the only one, or lies right below a limit."""
+    """
+    Return whether the timings support the recommended size.
+
+    It is the only candidate, lies right below a limit, or has at least LEAST_TIMINGS timings and others were timed.
+    """
     if len(result.sizes) == 1 or result.decided_by in ("memory", "latency_limit"):
         return True
     return _count_timed(result) > 1 and len(result.sizes[result.batch_size or 0].timings_seconds) >= LEAST_TIMINGS

@@ -153,7 +153,7 @@ class Forecast(BatchSizeResult):
 
     @property
     def device_facts(self) -> Mapping[str, Any]:
-        """Facts of the GPU: its name, its kind and others."""
+        """Facts of the GPU: "name", "kind", "slug", "compute_capability", "num_sms" and "memory_bytes"."""
         facts = self.device.to_mapping()
         return {name: facts[name] for name in _DEVICE_FACTS}
 

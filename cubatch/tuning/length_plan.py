@@ -66,6 +66,7 @@ def plan(
     Return the ways to form batches, each at its best batch size, the fastest first.
 
     Args:
+        axis: Name of the axis, for the result.
         lengths: The length of each sample, ascending.
         rate_at: Returns samples per second at an extent and a batch size.
         measured: The measured batch sizes of each extent, ascending.

@@ -45,13 +45,13 @@ class Measurement:
     All that is known of one candidate; what is unknown or was not measured is None.
 
     Attributes:
-        batch_size: Samples per step.
+        batch_size: Samples per step; with accumulated gradients, samples of each batch of the step.
         status: One of STATUSES.
         reasons: Why it was a candidate.
         latency_seconds: Time of one step at the usual speed of the host in this run, from the posterior of all timings.
             A size with few timings is drawn towards its neighbors.
         latency_interval: 90 % interval of the latency, for comparing sizes of one run.
-        samples_per_second: batch_size / latency_seconds.
+        samples_per_second: Samples of a step / latency_seconds. A step has `batch_size` samples in each of its batches.
         throughput_interval: 90 % interval of the throughput.
         timings_seconds: Raw timings, by round; throttled ones only where there are no others.
         timings_rounds: Round of each timing. Each trial has PER_TRIAL rounds; trials of one pass over the sizes have
@@ -63,7 +63,7 @@ class Measurement:
         flops_per_second: FLOP of a step / latency_seconds.
         roofline_fraction: Seconds of the roofline / latency_seconds.
         sm_clock_mhz: Median SM clock of the timings that count.
-        joules_per_sample: Median energy of a step / batch_size.
+        joules_per_sample: Median energy of a step / samples of a step.
         temperature_celsius: Highest temperature of the GPU's die. This and the next three are None without NVML.
         power_watts, utilization_percent: Means over the timings that count: power of the board, and share of time in
             which a kernel ran.
@@ -122,7 +122,7 @@ class Measurement:
 
     def value(self, objective: str) -> tuple[float, float, float] | None:
         """
-        Return the value of the objective and its 90 % interval; None where it was not measured.
+        Return (value, low, high): the objective and its 90 % interval; None where it was not measured.
 
         Throughput is in samples per second, latency in seconds, energy in samples per joule (without an interval).
         """
@@ -136,7 +136,7 @@ class Measurement:
 
     @property
     def half_width(self) -> float | None:
-        """Half the width of the throughput's interval, as a share of the throughput."""
+        """Half the width of the throughput's 90 % interval, as a share of the throughput; None if not measured."""
         interval, rate = self.throughput_interval, self.samples_per_second
         return (interval[1] - interval[0]) / (2 * rate) if interval and rate else None
 
@@ -146,7 +146,7 @@ class Measurement:
         return self.status in TIMED and self.latency_seconds is not None
 
     def exceeds(self, latency_limit: float | None) -> bool:
-        """Return whether a step takes longer than the latency limit."""
+        """Return whether a step takes longer than the limit in seconds; False without a limit or a measured step."""
         return self.latency_seconds is not None and latency_limit is not None and self.latency_seconds > latency_limit
 
 
@@ -195,7 +195,7 @@ class BatchSizeResult(Shown):
 
     @property
     def device_facts(self) -> Mapping[str, Any]:
-        """Facts of the device: its name, its kind and others."""
+        """Facts of the device by name: "name", "kind" ("cpu" or "cuda"), and others such as "memory_bytes"."""
         raise NotImplementedError
 
     @property
@@ -222,7 +222,11 @@ class BatchSizeResult(Shown):
 
     @property
     def noisy_ties(self) -> tuple[int, ...]:
-        """Sizes tied with the fastest only because their timings vary widely: their estimates are far worse."""
+        """
+        Sizes tied with the fastest only because their timings vary widely.
+
+        They reach less than 90 % of the best value, and half their interval is wider than NOISY_SHARE.
+        """
         if self.predicted:
             return ()
         sizes, shares = self.sizes, self.shares
@@ -340,12 +344,12 @@ class TuningResult(BatchSizeResult):
 
     @property
     def device_facts(self) -> Mapping[str, Any]:
-        """Facts of the device: its name, its kind and others."""
+        """Facts of the device by name: "name", "kind" ("cpu" or "cuda"), and others such as "memory_bytes"."""
         return self.device
 
     @property
     def step_samples_per_second(self) -> float | None:
-        """Samples per second of the step alone, at the recommended size."""
+        """Samples per second of the step alone, at the recommended size; None without a recommendation."""
         size = self.sizes.get(self.batch_size or 0)
         return None if size is None else size.samples_per_second
 
@@ -356,7 +360,11 @@ class TuningResult(BatchSizeResult):
 
     @property
     def samples_per_second(self) -> float | None:
-        """Samples per second at the recommended size: of the step, or of the loop with the data loader if given."""
+        """
+        Samples per second at the recommended size; None without a recommendation.
+
+        They are those of the step, or of the loop with the data loader if one was given.
+        """
         return self.loop_rates.get(self.batch_size or 0)
 
     @property
@@ -441,7 +449,7 @@ class TuningResult(BatchSizeResult):
 
         The recommended size is always included, regardless of its cost. The other sizes are added from the fastest
         down. A size within a factor of 1.25 of one already included is left out, because training can hardly
-        distinguish them. Empty without a recommendation: after an interruption, or if only one size was measured.
+        distinguish them. Empty if the result has no recommendation.
 
         Args:
             within: Largest share of the best throughput that a size other than the recommended one may cost.

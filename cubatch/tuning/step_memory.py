@@ -230,7 +230,9 @@ class ModuleStep:
 @contextlib.contextmanager
 def step_of(spec: Any, batches: Any, options: Mapping[str, Any]) -> Iterator[NetworkStep | ModuleStep]:
     """
-    Yield the step of a network or of a PyTorch module; errors of its code in the block become InvalidArgument.
+    Yield the step of a network or of a PyTorch module.
+
+    For a module, exceptions in the block other than a CubatchError become InvalidArgument.
 
     Args:
         spec, batches: As for `footprint`.
@@ -276,7 +278,7 @@ def traced(spec: Any, batches: Any, kind: Mapping[str, Any]) -> Iterator[TorchMo
     """
     Yield a module whose steps can be traced; `kind` has the options of its step.
 
-    Errors of the user's code in the block become InvalidArgument.
+    Exceptions in the block other than a CubatchError become InvalidArgument.
     """
     if isinstance(spec, str):
         with user_code.users("module", spec, CALLABLE):

@@ -21,12 +21,12 @@ def tune_each(
     budget: Any,  # seconds of measuring at most, for all values together
 ) -> _Result:
     """
-    Return the common result of tuning with each value.
+    Return the common result of tuning with each value, one after the other, each with an equal share of the budget.
 
     Raises:
-        InvalidArgument: If the budget is out of range.
-        CubatchError: The first error, if there is no result.
-        KeyboardInterrupt, or an exception that `progress` raises: `partial` is the common result so far.
+        InvalidArgument: If the budget is no finite number above 0.
+        CubatchError: The error of the first value, if tuning failed with all values.
+        KeyboardInterrupt, or an exception that `progress` raises: `partial` is the common result so far, if any.
     """
     share = checks.check_number("budget", budget, above=0.0) / len(values)
     results, errors = dict[int, TuningResult](), dict[int, CubatchError]()

@@ -99,6 +99,7 @@ def wave_peaks(passes: Sequence[tuple[str, Blocks]], num_sms: int, limit: int) -
     Args:
         passes: Name of each pass, and the function from a batch size to its blocks.
         num_sms: SMs of the GPU.
+        limit: The largest batch size that is proposed.
     """
     tops, past = [], []
     for name, blocks in passes:

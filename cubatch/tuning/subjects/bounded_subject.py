@@ -274,7 +274,7 @@ def share_cpus(
 
 
 def loader_seconds(limits: Limits) -> float:
-    """Return the seconds for timing a data loader."""
+    """Return the seconds for timing a data loader: a tenth of the budget, but 1 to 10 s."""
     return min(_MOST_LOADER_SECONDS, max(_LEAST_LOADER_SECONDS, _LOADER_SHARE * limits.budget))
 
 
