@@ -170,7 +170,8 @@ def entered(
     """
     Return the entry with status, times and rates of its entrant; one of cubatch also gets its ratio to the rival.
 
-    The rates are compared with the roofline and with a plain copy, if these are known.
+    The rates are compared with the roofline and with a plain copy; None if these are unknown. `rival` is the vendor's
+    fastest entrant, None if there is none.
     """
     seconds = entrant.seconds
     if entrant.status == "error":

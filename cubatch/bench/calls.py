@@ -287,6 +287,7 @@ def calls_of(
 
     Args:
         kind: "forward" or "backward".
+        samples: The batch size.
         is_training: Whether a forward pass keeps what the backward pass reads.
         ending: Terms that the result ends with: "folded", "residual", "positive", "parts"; see
             `memory.schedule_records.Op`.

@@ -339,6 +339,7 @@ def fold(channels: Sequence[int], has_bias: Sequence[bool], dtype: str = "float3
     Return the case of folding batch norms into the products before them, which begins a step of inference.
 
     Args:
+        channels: Number of channels of each norm.
         has_bias: Whether the product before each norm has a bias.
         dtype: Storage of the parameters; statistics, scales and shifts are float32.
 

@@ -205,7 +205,11 @@ def verify(case: Case, target: Target, *, seed: int = 0, without: Collection[str
 
 
 def copy_bandwidth(target: Target, contest: Contest, seconds: float = 0.3) -> float:
-    """Return the bytes per second, reads plus writes, of a plain copy within the memory of the device."""
+    """
+    Return the bytes per second, reads plus writes, of a plain copy within the memory of the device; NaN if it failed.
+
+    `contest` takes the timings, for at most `seconds`.
+    """
     size = min(_COPY_BYTES, (target.device.memory_bytes or _COPY_SHARE * _COPY_BYTES) // _COPY_SHARE)
     source = backend.random_generator(target.module.empty(0), 0).random(size=size // 4, dtype=np.float32)
     copied = target.module.empty_like(source)

@@ -178,7 +178,9 @@ def _save(case: Case, arrays: Arrays, random: Any) -> None:
 
 def count_sets(case: Case, l2_bytes: int | None) -> int:
     """
-    Return the number of sets of arrays that timed steps must use in turn so that none is still in the L2; at least 1.
+    Return the number of sets of arrays that timed steps must use in turn so that none is still in the L2.
+
+    It is at least 1 and at most MAX_SETS; 1 if the size of the L2 is unknown (None).
 
     Example:
         >>> from cubatch.bench.cases import gemm

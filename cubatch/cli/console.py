@@ -126,7 +126,7 @@ def write_text(option: str, path: str, text: str) -> None:
 @contextlib.contextmanager
 def writing(option: str, path: str) -> Iterator[Path]:
     """
-    Turn errors of writing a file into an error that names the option and the reason.
+    Yield the path of an option's file; turn errors of writing it into an error that names option and reason.
 
     Raises:
         InvalidData: If the file cannot be written.

@@ -39,7 +39,8 @@ def heaviest_layer(spec: Spec, kernel: Kernel, name: str | None = None) -> tuple
     Return the layer of a network that a kernel computes, and its pass: the named layer, else the one with most FLOP.
 
     Args:
-        name: Name of the layer, or None.
+        spec: The network, or a single layer.
+        name: Name of the layer; None chooses the one with most FLOP.
 
     Raises:
         UnknownName: If no layer has this name.

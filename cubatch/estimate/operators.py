@@ -68,7 +68,7 @@ class TracedPrediction:
 
 
 def dtypes_on(operators: Sequence[Operator], device: Device) -> set[str]:
-    """Return the types in which a device computes the products of a step, as "float32"."""
+    """Return the names of the types in which a device computes the products of a step, such as "float32"."""
     return {_dtype_of(each, device) for each in operators if each.extents}
 
 

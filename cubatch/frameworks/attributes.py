@@ -174,9 +174,12 @@ def _copied(value: Any, others: list[Any], depth: int = 0) -> Any:
     """
     Return a backup of a value: a tensor's values and version, or the items of a collection or object; else None.
 
+    There is none for a tensor within a collection, nor deeper than _DEEPEST collections. A collection of more than
+    _LONGEST items is restored without what its items hold.
+
     Args:
         value: The attribute, or an item of a collection in it.
-        others: Objects without a backup are appended.
+        others: Values without a backup are appended.
         depth: Number of collections around the value.
     """
     if isinstance(value, torch.Tensor) and not depth:

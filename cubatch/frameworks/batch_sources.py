@@ -42,7 +42,7 @@ def find(given: Any) -> Source | None:
         given: The argument `batches`; `load` has already imported a name.
 
     Raises:
-        InvalidArgument: If the samples of a batch of the loader are unknown.
+        InvalidArgument: If the loader's data set returns whole batches, so that single samples cannot be read.
     """
     if is_loader(given):
         return LoaderBatches(given)
@@ -156,7 +156,11 @@ class DataSetBatches:
         return self._collate([samples[(first + place) % len(samples)] for place in range(batch_size)])
 
     def _find_typical(self, batch_size: int) -> int:
-        """Return the index of the first sample of a typical batch: its number of elements is nearest to the mean."""
+        """
+        Return the index, among the samples read, of the first sample of a typical batch.
+
+        Of some batches at equal distances, it is the one whose number of elements is nearest to their mean.
+        """
         firsts = [draw * len(self._samples) // _DRAWS for draw in range(_DRAWS)]
         counts = {first: num_elements(self._joined(batch_size, first)) for first in firsts}
         mean = statistics.fmean(counts.values())

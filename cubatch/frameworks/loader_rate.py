@@ -101,7 +101,9 @@ class LoaderRate:
 
     def is_bottleneck(self, step_rate: float, batch_size: int, tolerance: float) -> bool:
         """
-        Return whether a step faster than `step_rate` could not make the loop faster by more than the tolerance.
+        Return whether a faster step than one of `step_rate` samples per second would leave the loop nearly as slow.
+
+        That is, no step could make the loop faster by more than the share `tolerance`.
 
         Example:
             >>> loader = LoaderRate(batch_size=8, num_workers=4, samples_per_second=300.0)
@@ -141,7 +143,7 @@ def check_loader(loader: Any) -> None:
     Raise an error unless the argument is a data loader that can make batches of any size.
 
     Raises:
-        InvalidArgument: If it has no data set or its batches come from a sampler of its own.
+        InvalidArgument: If it is no data loader, or another batch sampler than PyTorch's makes its batches.
     """
     allowed = "a torch.utils.data.DataLoader"
     if not is_loader(loader):
@@ -213,11 +215,11 @@ def run_loops(
     Return the samples per second of loops on the CPU, in which a step and a data loader take turns, by batch size.
 
     The loops run one after the other, in the given order, back, and once more.  A steady change of the host's speed is
-    then nearly the same for all of them.
+    then nearly the same for all of them.  None begins after three times `seconds`.
 
     Returns:
-        dict[int, list[float]]: Up to three values of each size; none if the data set has no full batch of the size, or
-        the time did not suffice.
+        dict[int, list[float]]: Up to three values of each size. A size is missing if the data set has no full batch of
+            it, or if the time did not suffice.
 
     Raises:
         Exception: Raised by the user's data set or the step.

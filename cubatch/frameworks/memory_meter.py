@@ -90,11 +90,13 @@ class HostMeter(ResidentMeter, Meter):
 
 class AllocatorMeter(Meter):
     """
-    Measures GPU memory that PyTorch's caching allocator holds, unused blocks included.
+    Measures the peak memory that PyTorch's caching allocator holds on a GPU, in excess of that at the start.
+
+    Unused blocks of the allocator count.
 
     Args:
-        cuda: `torch.cuda`, or a stand-in.
-        device: Device of PyTorch.
+        cuda: `torch.cuda`, or an object with its memory functions.
+        device: The GPU, as PyTorch names it.
     """
 
     grain = 20 * 2**20  # the allocator's unit for medium blocks
@@ -112,7 +114,7 @@ class AllocatorMeter(Meter):
             self._start = int(self._cuda.memory_reserved(self._device))
 
     def peak(self) -> int | None:
-        """Return the peak bytes in excess of those at the start."""
+        """Return the peak in bytes, in excess of those held at the start; at least 0."""
         return max(0, int(self._cuda.max_memory_reserved(self._device)) - self._start)
 
 

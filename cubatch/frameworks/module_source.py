@@ -194,13 +194,21 @@ def _located(name: str) -> _Module | None:
 
 
 def _state(package: str) -> str | None:
-    """Return the version of an installed package, or the digest of its first file if no distribution has it."""
+    """
+    Return the version of an installed package, or the SHA-256 of its first file if no distribution has it.
+
+    It is None if there is neither.
+    """
     located = None if (version := _version(package)) else _located(package)
     return version if located is None else hashlib.sha256(located.source.read_bytes()).hexdigest()
 
 
 def _version(package: str) -> str | None:
-    """Return the version of the distribution that has a package, as Pillow's for PIL; None if none has it."""
+    """
+    Return the version of the distribution that has a package, as Pillow's for PIL; None if none has it.
+
+    If several distributions share the package, their versions are joined by commas.
+    """
     try:
         known = filter(None, _distributions().get(package, ()))  # one that is half removed has no name
         names = sorted(set(known)) or [package]

@@ -51,7 +51,9 @@ class PageFaults:
 
 def describe(rows: Sequence[Mapping[str, Any]], sizes: Collection[int]) -> list[str]:
     """
-    Return a note on the size whose page faults take the largest share of CPU time, in a list.
+    Return a list with a note on the size whose page faults take the largest share of CPU time.
+
+    It is empty if the share is too small to matter, or malloc is not glibc's with its default settings.
 
     Args:
         rows: Rows of `PageFaults`.

@@ -43,7 +43,11 @@ class PinnedInstances(RemoteBoundedRunner):
         self._pool = ThreadPoolExecutor(len(shares))  # its threads live as long as their workers must
 
     def prepare(self, batch_size: int) -> float | None:
-        """Prepare a batch size in all instances; start the others with the first one, as a kind of compiling."""
+        """
+        Prepare a batch size in all instances, and return what the first one's `prepare` does.
+
+        The first call starts the workers of all instances; its seconds are added to `compile_seconds`.
+        """
         started = 0.0
         if not self._is_started:  # not before: their CPU time counts as that of the measurement
             began = time.monotonic()

@@ -247,7 +247,11 @@ class RankedRunner(BoundedRunner):
         return {**look, "num_samples": self._runner.num_samples}
 
     def prepare(self, batch_size: int) -> float | None:
-        """Prepare the step of a batch size on all ranks; `compile_seconds` is the time of the slowest compilation."""
+        """
+        Prepare the step of a batch size on all ranks; return as `BoundedRunner.prepare` on this rank.
+
+        `compile_seconds` is the time of the slowest compilation.
+        """
         if not self.is_compiled:
             return super().prepare(batch_size)
         self._do("forget_compiling")

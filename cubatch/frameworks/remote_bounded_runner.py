@@ -17,8 +17,8 @@ class RemoteBoundedRunner(RemoteRunner):
 
     Args:
         factory: Builds the runner, in the worker.
-        prepare_seconds: Longest wait for one `prepare`.
-        remedy: What to do if the worker fails.
+        prepare_seconds: Seconds to wait for one `prepare` at most.
+        remedy: What the user should do if the worker fails, as a sentence for the error.
         cpus: Numbers of the CPUs that the worker is bound to; empty: not bound.
     """
 
@@ -30,7 +30,7 @@ class RemoteBoundedRunner(RemoteRunner):
         self._report = MemoryReport(history=[], forecast=None, remarks=[], page_faults=[])
 
     def prepare(self, batch_size: int) -> float | None:
-        """Draw a batch and run a first step in the worker; start a worker if there is none."""
+        """Draw a batch and run a first step in the worker, which is started if there is none; see `Runner.prepare`."""
         first = super().prepare(batch_size)
         self.compile_seconds = self.call("compile_seconds")
         return first

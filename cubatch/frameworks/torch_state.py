@@ -94,7 +94,7 @@ class StartState:
         self._changed: set[str] = set()
 
     def restore(self) -> None:
-        """Restore the attributes, buffers and random generators, for steps of the next batch size."""
+        """Restore attributes, buffers, random generators and, if steps change them, parameters, for the next size."""
         self._changed |= self._attributes.restore()
         for tensor, before in self._tensors:
             put_back(tensor, before)

@@ -123,7 +123,7 @@ def known() -> Mapping[tuple[int, int], Architecture]:
 
 def of(compute_capability: Sequence[int]) -> Architecture:
     """
-    Return the architecture of a compute capability, (major, minor).
+    Return the architecture of a compute capability, (major, minor); raise UnknownName if the table lacks it.
 
     Example:
         >>> of((9, 0)).shared_bytes_per_block

@@ -63,7 +63,7 @@ def check_kernels(device: Device) -> None:
 
 def check_dtype(device: Device, dtype: str) -> None:
     """
-    Raise an error if the device cannot compute with a dtype.
+    Raise UnsupportedDtype if the device cannot compute with a dtype, UnknownName or InvalidArgument if it is none.
 
     float16 and bfloat16 run on every GPU: without Tensor Cores, values are stored in 16 bits and computed in float32.
     The mode tf32 of Tensor Cores exists from sm_80 on.
@@ -106,7 +106,7 @@ def _dtype_remedy(device: Device) -> str:
 
 def peak_flops_per_second(device: Device, dtype: str) -> float | None:
     """
-    Return the peak FLOP per second with a dtype, or None where it is not known.
+    Return the peak FLOP per second with a dtype, None where it is not known; raise InvalidArgument for no dtype.
 
     16-bit storage without Tensor Cores is computed in float32, at the float32 rate.
 

@@ -52,6 +52,10 @@ def find(name: str) -> Device:
     Args:
         name: "v100-sxm2-16gb", "Tesla V100-SXM2-16GB", "2080 ti".
 
+    Raises:
+        InvalidArgument: If it is no text, or several devices have the name.
+        UnknownName: If no device has it.
+
     Example:
         >>> find("GeForce RTX 2080 Ti").num_sms
         68

@@ -66,13 +66,13 @@ def _on_cpus(count: int, device: Device) -> tuple[Device, ...]:
 
 
 def _usable_cpus() -> list[int]:
-    """Return the numbers of as many CPUs as this process may use at a time."""
+    """Return the numbers of CPUs that this process may use, as many as it may use at a time by its quota."""
     return sorted(os.sched_getaffinity(0))[: host.cpu_threads()]
 
 
 def cpu_groups(threads: int) -> list[list[int]]:
     """
-    Return the numbers of the CPUs of as many instances of `threads` threads as this process may run at a time.
+    Return lists of `threads` CPU numbers, one for each instance that this process may run at the same time.
 
     Example:
         >>> [len(group) for group in cpu_groups(1)] == [1] * host.cpu_threads()

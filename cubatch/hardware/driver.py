@@ -51,7 +51,13 @@ class VisibleGpu:
 
 
 def visible_gpus() -> tuple[VisibleGpu, ...]:
-    """Return the GPUs that CUDA shows to this process, in CUDA's order."""
+    """
+    Return the GPUs that CUDA shows to this process, in CUDA's order.
+
+    Raises:
+        DeviceNotAvailable: If there is no CUDA driver, or it shows no GPU.
+        DeviceFailed: If the driver reports another error.
+    """
     cuda = load()
     status = cuda.cuInit(0)
     if status == _STUB_LIBRARY:

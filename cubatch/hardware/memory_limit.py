@@ -48,6 +48,9 @@ def memory_limit(device: Device, requested: int | str | None = None, *, held: in
         requested: None, bytes, "8GiB", or "80%" of free and held memory.
         held: Bytes that this process already holds for the run; they count as free.
 
+    Raises:
+        InvalidArgument: If the requested size is no positive size.
+
     Example:
         >>> from cubatch.hardware.probe import device
         >>> memory_limit(device("titan-x-pascal"), "8GiB").bytes

@@ -94,7 +94,7 @@ class Listed:
 
 def name_processes(processes: Sequence[Process]) -> str:
     """
-    Return the names of the first three processes, and the number of the others.
+    Return a phrase with name, number and memory of the first three processes, and the count of the others.
 
     Example:
         >>> name_processes([Process(7, "python", 2**31), Process(9)])
@@ -189,7 +189,7 @@ class Monitor:
         return tuple(sorted(processes, key=lambda process: (-(process.used_bytes or 0), process.pid)))
 
     def driver_version(self) -> str | None:
-        """Return the version of the display driver: "550.54.15"."""
+        """Return the version of the display driver, "550.54.15"; None if NVML does not report it."""
         version = self._ask(self._nvml.nvmlSystemGetDriverVersion)
         return None if version is None else str(version)
 

@@ -130,7 +130,11 @@ def recorded_figures() -> Recorded:
 
 @functools.lru_cache(maxsize=256)
 def resident_blocks(kernel: Kernel, compute_capability: tuple[int, int] | None) -> int:
-    """Return the number of a kernel's blocks that one SM holds, by its recorded resources; 4 without a record."""
+    """
+    Return the number of a kernel's blocks that one SM holds, by its recorded resources.
+
+    It is RESIDENT_BLOCKS, 4, without a record or if the compute capability is None.
+    """
     if compute_capability is None:
         return RESIDENT_BLOCKS
     needs = recorded_needs(kernel, "sm_{}{}".format(*compute_capability), _cached_figures())

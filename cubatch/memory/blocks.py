@@ -53,7 +53,8 @@ def workspace_bytes(needs: Sequence[Need], samples: int, target: int) -> int:
 
     Args:
         needs: Scratch memory of the parts of the operation, which run one after the other.
-        target: Bytes above which larger blocks do not help.
+        samples: What the operation works on, in the unit of its needs: samples, positions or elements.
+        target: Bytes that stay in the cache, or fill a GPU: above them larger blocks do not help.
 
     Example:
         >>> workspace_bytes([Flat(itemsize=4)], samples=10, target=1 << 20)

@@ -63,7 +63,11 @@ def largest(work: Workload, limit: int, target: int | None = None) -> int:
 
 
 def limit_bytes(memory: int | str, device: Device) -> int:
-    """Return a size in bytes from a number or text; a percentage refers to the free memory of the device."""
+    """
+    Return a size in bytes from a number or text; a percentage refers to the free memory of the device.
+
+    InvalidArgument is raised for anything else, and for more than 100 %.
+    """
     is_share = isinstance(memory, str) and memory.strip().endswith("%")
     free = hardware_memory.memory_limit(device).free_bytes if is_share else None
     try:

@@ -30,6 +30,8 @@ def kernel_workspace_bytes(op: Op, program: Schedule, samples: int, dtype: str, 
     Return the scratch memory of one operation on cubatch kernels, in bytes.
 
     Args:
+        op, program: The operation and its schedule.
+        samples: Samples that it works on at once.
         dtype: Storage of the elements, or "tf32".
         device: The GPU, which decides variants and slices.
 
@@ -62,6 +64,8 @@ def im2col_workspace_bytes(op: Op, program: Schedule, samples: int, itemsize: in
     The rule is that of `blocks`.  The target is 2 MiB on a CPU (an L2 and a core's part of an L3), 256 MiB on a GPU.
 
     Args:
+        op, program: The operation and its schedule.
+        samples: Samples that it works on at once.
         itemsize: Bytes of an element in arithmetic, at least 4.
     """
     target = CPU_TILE_BYTES if device.kind == "cpu" else GPU_TILE_BYTES
@@ -76,9 +80,14 @@ def im2col_workspace_bytes(op: Op, program: Schedule, samples: int, itemsize: in
 
 def im2col_needs(op: Op, program: Schedule, itemsize: int) -> Scratch:
     """
-    Return the scratch memory of each part of a layer's operation, and its items (positions or elements) per sample.
+    Return the scratch memory of each part of a layer's operation, and the number of its items in a sample.
 
-    An operation without a layer needs none: ((), 0).
+    An item is what the type of `Need` counts: a sample, a position or an element. An operation without a layer needs
+    none: ((), 0).
+
+    Args:
+        program: The schedule of the operation; its mode decides what the forward pass saves.
+        itemsize: Bytes of an element in arithmetic, at least 4.
     """
     return _needs(op.node.layer, _pass(op, program), itemsize, op.ending) if op.node is not None else ((), 0)
 

@@ -83,7 +83,7 @@ class Curve:
 
     @property
     def band(self) -> tuple[float, float] | None:
-        """Values within the tolerance of the best; None if there is no best."""
+        """Lowest and highest value within the tolerance of the best; None if there is no best."""
         if self.fastest is None:
             return None
         value, tolerance = self.fastest.value, self.result.tolerance or 0.0

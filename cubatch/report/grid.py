@@ -218,7 +218,7 @@ class Shown:
 
     @property
     def right(self) -> list[bool]:
-        """Whether each column holds numbers and is aligned right."""
+        """For each column, whether all its cells are numbers or unknown, so that it is aligned right."""
         return [
             all(row[place] == _UNKNOWN or _NUMBER.match(row[place]) for row in self.rows)
             for place in range(len(self.columns))

@@ -36,6 +36,11 @@ def tuning_curve(result: BatchSizeResult, path: str | Path) -> None:
 
     Args:
         result: The tuning result or prediction.
+        path: The file; its ending .png, .svg or .pdf selects the format.
+
+    Raises:
+        MissingDependency: If Matplotlib is not installed.
+        InvalidArgument: If the file has another ending or cannot be written.
     """
     style.check(path)
     style.save(figure_of(Curve(result)), path)

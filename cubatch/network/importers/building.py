@@ -168,7 +168,11 @@ class Builder:
         return UnsupportedOperator(step.operator, step.place, reason, remedy)
 
     def part(self, step: Step, index: int = 0) -> Value:
-        """Return the step's input at `index`, or a range of a layer's channels; raise an error if it is padded."""
+        """
+        Return the step's input at `index`, which may be a range of a layer's channels.
+
+        UnsupportedOperator is raised for an input that does not depend on the network's, or that is padded.
+        """
         if index >= len(step.reads):
             raise self.refusal(step, "one of its inputs does not depend on the network's input")
         value = self.values[step.reads[index]]

@@ -229,7 +229,11 @@ class _Reader:
         return True
 
     def _append(self, node: Any) -> None:
-        """Append the step of a node, and update the nodes whose memory it changes in place."""
+        """
+        Append the step of a node, and update the nodes whose memory it changes in place.
+
+        A node with several results is only recorded: each result that is read later becomes a step.
+        """
         base, name = _operator(node), f"{node.name}.{len(self._steps)}"
         call, is_counted = Call(self._torch, node, self._known), True
         reads = tuple(self._values[each] for each in call.values if each in self._values)

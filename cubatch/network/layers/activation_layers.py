@@ -68,5 +68,5 @@ class Dropout(_Activation, type="dropout", idle_in_inference=True):
     p: float = field(default=0.5, validator=between(0, 1, "a number from 0, below 1", high_open=True))
 
     def saved_elements(self) -> dict[str, tuple[int, int]]:
-        """Return one tensor of one byte per element, which marks the elements that were not zeroed."""
+        """Return {"mask": (elements per sample, 1)}: one byte per element marks those that were not zeroed."""
         return {"mask": (math.prod(self.input_shape), 1)}

@@ -68,6 +68,6 @@ class LayerNorm(Layer, type="layer_norm", backward_reads=frozenset("x")):
         return {"gamma": (c,), "beta": (c,)}
 
     def saved_elements(self) -> dict[str, tuple[int, int]]:
-        """Return one tensor: mean and inverse deviation of every position of a sample, 4 bytes each."""
+        """Return {"statistics": (elements per sample, 4)}: mean and inverse deviation of each position, as float32."""
         h, w, _ = self.input_shape
         return {"statistics": (2 * h * w, 4)}

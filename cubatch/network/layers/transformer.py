@@ -92,7 +92,11 @@ class Attention(Layer, type="attention", products_in_turn=True, backward_reads=f
         return *projected, scores, mixed, mixed, mixed
 
     def saved_elements(self) -> dict[str, tuple[int, int]]:
-        """Return three tensors of the dtype: queries, keys and values; attention weights; weighted sums of values."""
+        """
+        Return {name: (elements per sample, 0)}, where 0 stands for the bytes of the dtype.
+
+        "qkv" are queries, keys and values, "weights" those of the attention, and "mixed" the weighted sums of values.
+        """
         h, w, c = self.input_shape
         tokens = h * w
         return {"qkv": (3 * tokens * c, 0), "weights": (self.heads * tokens * tokens, 0), "mixed": (tokens * c, 0)}

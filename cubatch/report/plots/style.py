@@ -34,7 +34,7 @@ _SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def check(path: str | Path) -> None:
-    """Raise an error if the ending of a figure's path is not supported or Matplotlib is missing."""
+    """Raise InvalidArgument unless a figure's path ends in .png, .svg or .pdf, MissingDependency without Matplotlib."""
     if Path(path).suffix.lower() not in _SUFFIXES:
         raise InvalidArgument("plot file", str(path), "a path that ends in " + ", ".join(_SUFFIXES))
     try:
@@ -140,7 +140,7 @@ def legend(
 
 
 def save(figure: Figure, path: str | Path) -> None:
-    """Write a figure into a file; its ending selects the format."""
+    """Write a figure into a file, whose ending selects the format; raise InvalidArgument if it cannot be written."""
     try:
         figure.savefig(path, facecolor="white")
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path

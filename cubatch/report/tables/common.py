@@ -37,7 +37,11 @@ def written(write: Callable[[float], str], value: float | None) -> str | None:
 
 
 def half_width(tuned: TuningResult | None) -> str | None:
-    """Return half of the interval of the rate at the recommended batch size as text; None without a recommendation."""
+    """
+    Return half the width of the rate's 90 % interval at the recommended batch size as text, "± 2.3 %".
+
+    It is None without a recommendation or an interval.
+    """
     chosen = None if tuned is None or tuned.batch_size is None else tuned.sizes[tuned.batch_size]
     return None if chosen is None else written(lambda share: f"± {format_tenths(share)}", chosen.half_width)
 
