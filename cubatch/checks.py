@@ -181,7 +181,7 @@ def check_batch_size(value: int, name: str = "batch_size") -> int:
 
 
 def check_whole(field: str, value: int, *, least: int = 1, most: int | None = None) -> int:
-    """Return an integer from `least` to `most` as a Python int; raise InvalidArgument otherwise."""
+    """Return an integer from `least` to `most` (None: no limit) as a Python int; raise InvalidArgument otherwise."""
     allowed = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
     whole = isinstance(value, (int, Integral)) and not isinstance(value, bool)  # int first: ABCs are slow
     if not whole or value < least or (most is not None and value > most):
@@ -199,8 +199,9 @@ def check_number(field: str, value: float, *, least: float = 0.0, above: float |
     Return the value if it is a finite number in range; raise InvalidArgument otherwise.
 
     Args:
-        least: Its lower bound, unless `above` is given.
-        above: An excluded lower bound.
+        field: Name of the argument, for the error.
+        least: The smallest number allowed, unless `above` is given.
+        above: A bound that the number must exceed; None: `least` is the bound.
     """
     in_range = is_number(value) and value <= sys.float_info.max and (value >= least if above is None else value > above)
     if not in_range:

@@ -66,7 +66,8 @@ def rivals(case: Case, module: types.ModuleType, *, others: Ways | None = None) 
 
     Args:
         module: Array module: CuPy, or NumPy in tests.
-        others: Functions that make the implementations of operations other than products and attention.
+        others: Functions that make the implementations of operations other than products and attention, by the name of
+            the operation; None: these have no rivals.
 
     Returns:
         list | str: The implementations, or the reason if there is none.

@@ -78,7 +78,7 @@ def predict_operators(
     batch_sizes: Sequence[int],
     device: Device,
     *,
-    scales: Scales | None = None,  # factors on the GPU's times
+    scales: Scales | None = None,  # factors on the GPU's times; None: 1
 ) -> TracedPrediction:
     """
     Predict the time of a traced step at each batch size.

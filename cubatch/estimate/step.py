@@ -51,7 +51,7 @@ def predict_step(
     dtype: str = "float32",
     # "vendor" (cuDNN and cuBLAS), "torch" (the same, launched by PyTorch layer by layer) or "cubatch"
     library: str = "vendor",
-    scales: Scales | None = None,  # factors on the GPU's times, from anchors
+    scales: Scales | None = None,  # factors on the GPU's times, from anchors; None: 1
     norm_sums: bool = False,  # cubatch kernels compute sums of batch norms in the products next to them: see `Model`
 ) -> StepPrediction:
     """

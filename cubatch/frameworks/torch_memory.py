@@ -158,7 +158,8 @@ def peaks(
     """
     Return peak bytes of a module's traced steps, up to the largest batch size within `num_bytes`, or to `top`.
 
-    Tracing stops after `seconds` of CPU time; two traces that have ended suffice.
+    `device` is PyTorch's, and `top` None means no maximum. Tracing stops after `seconds` of CPU time; two traces that
+    have ended suffice.
 
     Raises:
         InvalidArgument: If a training step creates parameters.

@@ -263,6 +263,8 @@ class TorchModule:
         """
         Return the largest batch size whose footprint on a device is within a number of bytes; 0 if none is.
 
+        `device` is as for `footprint`.
+
         Raises:
             NotImplementedError, InvalidArgument: As `walk`.
         """

@@ -212,7 +212,7 @@ def _attribute(item: object, name: str) -> object:
 
 
 def cupy_clock(uuid: str | None) -> EventClock:
-    """Return a clock that times steps by CuPy's events on the current device."""
+    """Return a clock that times steps by CuPy's events on the current device; NVML reads the GPU `uuid`, if given."""
     cupy: Any = gpu_library.cupy()
     return EventClock(cupy.cuda.Event, _cupy_seconds, monitor_of(uuid))
 

@@ -257,7 +257,11 @@ class RemoteRunner:
             raise
 
     def _ask(self, request: dict[str, Any], seconds: float | None) -> Any:
-        """Send a request to the worker and return its answer; end the worker if no answer comes within `seconds`."""
+        """
+        Send a request to the worker and return its answer; end the worker if no answer comes within `seconds`.
+
+        `seconds` None means no limit.
+        """
         if self._process is None or self._process.stdin is None:
             raise WorkerFailed("it has ended", "Call prepare() to start a new one.")
         try:
@@ -329,7 +333,7 @@ class RemoteRunner:
         """
         Return the error for a dead worker: OutOfMemory if it ended for lack of memory, else WorkerDied.
 
-        `kills_before` is `oom_kills()` before the request.
+        `kills_before` is the result of `oom_kills()` before the request.
         """
         code, tail = self._end(grace_seconds=5.0)
         if code == -signal.SIGKILL:

@@ -224,6 +224,11 @@ class Stopwatch:
         SETTLE_SECONDS.  Expensive steps run twice.  A first step that compiled may have spent the budget: a few more
         steps follow if it took a small share of the whole budget.
 
+        Args:
+            steps: Results of steps that have run already; empty if none has.
+            repeats: Number of steps of the last of these results.
+            expected: Seconds of a step as expected from smaller sizes; None without any.
+
         Returns:
             The result for the last step, and its number of repeats.
         """
@@ -317,7 +322,7 @@ class Stopwatch:
 
     def _read(self, repeats: int, expected: float | None) -> Reading:
         """
-        Time steps; raise TimedOut if they take far longer than expected.
+        Time steps; raise TimedOut if they take far longer than `expected` seconds each, or than the budget if None.
 
         A late step in this process may have been suspended, by Ctrl-Z or with the machine.  It is timed once more, and
         if the second time is as expected, the first does not count.  The first step of a run has no expectation.

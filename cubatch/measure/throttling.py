@@ -43,7 +43,11 @@ class HighestClocks:
             self._by_work[work] = max(self._by_work.get(work, 0.0), mhz)
 
     def is_lowered(self, work: Hashable, mhz: float | None) -> bool:
-        """Return whether `mhz` is clearly below the highest clock of this kind of work, or at most half that of any."""
+        """
+        Return whether `mhz` is clearly below the highest clock of this kind of work, or at most half that of any.
+
+        None, an unknown clock, is not.
+        """
         if mhz is None:
             return False
         return mhz < LOWERED * self._by_work.get(work, 0.0) or mhz <= HALVED * self._of_all

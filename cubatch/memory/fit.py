@@ -31,8 +31,9 @@ def cuts(work: Workload, target: int, limit: int) -> list[int]:
 
 def largest(work: Workload, limit: int, target: int | None = None) -> int:
     """
-    Return the largest batch size whose memory plan fits `limit` bytes; with a target, the largest that divides it.
+    Return the largest batch size whose memory plan fits `limit` bytes.
 
+    If `target`, the samples of an optimizer step, is given, it is the largest of those that divide the target.
     Raises DoesNotFit if not even one sample fits.
     """
     if target is not None:

@@ -194,7 +194,11 @@ def floor_of(seconds: Mapping[int, float]) -> dict[str, int | None]:
 
 
 def answer_floor(floor: int | None, seconds: Mapping[int, float]) -> str:
-    """Return a sentence on `floor`, the largest batch size whose step takes as long as one of a single sample."""
+    """
+    Return a sentence on `floor`, the largest batch size whose step takes as long as one of a single sample.
+
+    `floor` is None if a larger step was faster, and `seconds` are those of a step by batch size: see `floor_of`.
+    """
     if floor is None:
         fastest = min(seconds, key=lambda n: (seconds[n], n))
         return (

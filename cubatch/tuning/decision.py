@@ -147,7 +147,11 @@ def _edge(larger: Sequence[Fate], top: int, limit: tuple[int, str] | None) -> tu
 
 
 def _is_ruled_out_below(edge: tuple[int, str] | None, top: int, larger: Sequence[Fate]) -> bool:
-    """Return whether all sizes between `top`, the largest that ran, and the next limit were ruled out as no better."""
+    """
+    Return whether all sizes between `top`, the largest that ran, and the next limit were ruled out as no better.
+
+    `edge` is the limit as (size, kind); without one, None, the result is False.
+    """
     if edge is None:
         return False
     between = [fate for fate in larger if top < fate.batch_size <= edge[0] and fate.status not in _REFUSED]

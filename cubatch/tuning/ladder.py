@@ -210,7 +210,11 @@ def plain(limits: Limits) -> list[Candidate]:
 
 
 def _proposals(work: Workload, largest: int, top: int | None) -> list[Proposal]:
-    """Return all proposed sizes from 1 to the memory limit or `top`, grouped by the kind of reason."""
+    """
+    Return all proposed sizes, grouped by the kind of reason.
+
+    They are from 1 to `largest`, the largest size that fits in memory, and up to `top`, the user's maximum, if any.
+    """
     limit = largest if top is None else min(largest, top)
     limits = _limits(largest, top)
     if work.device.kind == "cpu":

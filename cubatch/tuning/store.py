@@ -476,7 +476,11 @@ def clear(path: Path | str, run_id: int | None = None) -> int:
 
 @contextlib.contextmanager
 def _opened(path: Path | str, run_id: int | None = None) -> Iterator[tuple[sqlite3.Connection, dict[int, str]]]:
-    """Open a store; yield it and the identity of each run by number. Raise StoreError if it lacks the run `run_id`."""
+    """
+    Open a store; yield its database, empty if there is no file, and the identity of each run by number.
+
+    StoreError is raised if the file cannot be read, or if a `run_id` is given that the store lacks.
+    """
     try:
         path = sqlite_file.place(path)
         is_there = path.exists() and path.stat().st_size

@@ -61,7 +61,7 @@ def label(point: Dot, objective: str) -> str:
 
 
 def figure_of(lines: Lines, head: tuple[str, str] | None = None) -> Figure:
-    """Return a Matplotlib figure of the lines; `head` is its title and subtitle."""
+    """Return a Matplotlib figure of the lines; `head` is its title and subtitle, None for neither."""
     figure, axes = style.sheet(8.5, 4.4 + 0.24 * len(lines.marks))
     if head is not None:
         style.head(axes, *head, pad=24, size=11, gap=8)

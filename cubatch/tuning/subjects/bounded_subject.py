@@ -71,7 +71,13 @@ class BoundedSubject(Subject):
         """Return a runner whose steps take at most `memory` bytes."""
 
     def ladder(self, limits: Limits, cached: Ladder | None, *, is_finished: bool) -> Ladder:
-        """Return sizes up to the largest that fits, predicted from small sizes or cached by an earlier call."""
+        """
+        Return sizes up to the largest that fits, predicted from small sizes or `cached` by an earlier call.
+
+        Raises:
+            DoesNotFit: If not even one sample fits.
+            InvalidArgument: If the step does not run, or its memory is unknown and no maximum size is given.
+        """
         if cached is None or not cached.facts.keys() >= _CACHED_FACTS:
             return self._propose(limits)
         if cached.largest is None or is_finished:
@@ -260,7 +266,7 @@ def share_cpus(
     Without `threads` device and memory are returned as they are, and no CPUs.
 
     Raises:
-        InvalidArgument: If it is no number from 1 to that of the CPUs, or the device is a GPU.
+        InvalidArgument: If `threads` is no number from 1 to that of the CPUs, or the device is a GPU.
     """
     if threads is None:
         return device, memory, []
