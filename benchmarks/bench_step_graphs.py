@@ -3,9 +3,9 @@ Compare steps as CUDA graphs with single launches, with overlapping launches and
 
     python -m benchmarks.bench_step_graphs --mode training --dtype float16 --json FILE
 
-With --norm-sums two graphs are compared instead: sums of batch norms in kernels of their own, and in the products next
-to them.  The ways take turns at each batch size, each on a model of its own, timed by CUDA events.  Single launches are
-paced by the host wherever it is slower than the GPU; graphs are paced by the GPU.  Needs a GPU.
+With --experimental NAMES two graphs are compared instead: without and with these `experimental` names of `Model`.  The
+ways take turns at each batch size, each on a model of its own, timed by CUDA events.  Single launches are paced by the
+host wherever it is slower than the GPU; graphs are paced by the GPU.  Needs a GPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GRAPHS = {"launches": False, "graph": True}
 OVERLAPS = {"": False, ", overlapping": True}
 
 
-def compared(network, batch_size, *, device, clock, context, norm_sums, **options):
+def compared(network, batch_size, *, device, clock, context, experimental, **options):
     """Seconds of a step of each way at one batch size, in rounds that take turns."""
     contexts = {
         word: attrs.evolve(context, launcher=CudaLauncher(device, overlaps=overlaps))
@@ -42,8 +42,9 @@ def compared(network, batch_size, *, device, clock, context, norm_sums, **option
         f"{graphs}{overlaps}": {"graphs": GRAPHS[graphs], "context": contexts[overlaps]}
         for graphs, overlaps in itertools.product(GRAPHS, OVERLAPS)
     }
-    if norm_sums:
-        kinds = {"graph": kinds["graph"], "graph, norm sums": kinds["graph"] | {"norm_sums": True}}
+    if experimental:
+        name = f"graph, {' and '.join(experimental)}"
+        kinds = {"graph": kinds["graph"], name: kinds["graph"] | {"experimental": experimental}}
     with contextlib.ExitStack() as opened:
         ways = {
             way: opened.enter_context(Model(network, device=device, learning_rate=0.0, **kind, **options))
@@ -70,7 +71,7 @@ def main() -> int:
     parser.add_argument("--mode", choices=("inference", "training"), default="training")
     parser.add_argument("--dtype", default="float16")
     parser.add_argument("--batch-sizes", default="1,2,4,8,12,16")
-    parser.add_argument("--norm-sums", action="store_true", help="compare sums of batch norms in products")
+    parser.add_argument("--experimental", default="", help="names, separated by commas")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     device = probe.device()
@@ -80,7 +81,7 @@ def main() -> int:
     network, clock = models.build(arguments.model), clocks.cupy_clock(device.uuid)
     options = {
         "mode": arguments.mode, "dtype": arguments.dtype, "device": device, "clock": clock,
-        "norm_sums": arguments.norm_sums,
+        "experimental": [name for name in arguments.experimental.split(",") if name],
         "context": kernel_context.usual_context(device, arguments.dtype),
     }  # fmt: skip
     rows = []

@@ -13,7 +13,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from types import UnionType
 from typing import Any
@@ -24,6 +24,8 @@ from cubatch.units import shown
 MOST = 1e30
 """Largest figure: more than all FLOP ever done, and its square and its inverse are finite numbers."""
 MAX_BATCH_SIZE = 2**31 - 1
+EXPERIMENTAL = ("norm_sums",)
+"""Ways to run cubatch kernels that were not measured on a GPU yet: see `Model` in `cubatch.engine.network`."""
 
 
 def required_number(value: float) -> float:
@@ -222,6 +224,20 @@ def check_options(options: Mapping[str, Any], function: Callable[..., Any]) -> N
     for name in options:
         if name not in known:
             raise UnknownName("argument", name, known, f"The options are those of {function.__name__}().")
+
+
+def check_experimental(names: Collection[str]) -> frozenset[str]:
+    """
+    Return names of `EXPERIMENTAL`, one or several, as a set; raise UnknownName for any other name.
+
+    Example:
+        >>> sorted(check_experimental("norm_sums"))
+        ['norm_sums']
+    """
+    names = frozenset([names] if isinstance(names, str) else names)
+    for name in sorted(names.difference(EXPERIMENTAL)):
+        raise UnknownName("experimental", name, EXPERIMENTAL)
+    return names
 
 
 def check_path(path: object, field: str = "path") -> None:

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import attrs
 
-from cubatch.checks import check_batch_size
+from cubatch.checks import check_batch_size, check_experimental
 from cubatch.errors import InvalidArgument
 from cubatch.hardware import arithmetic, probe
 from cubatch.hardware.facts import Device
@@ -40,7 +40,8 @@ class Workload:
     library: str
     recompute: bool  # discard activations and compute them again in the backward pass
     accumulate: bool = False  # accumulate the gradients of several batches for an optimizer step, in training
-    norm_sums: bool = False  # cubatch kernels compute the sums of batch norms in the products next to them, in training
+    # experimental kernels that run where they can, of EXPERIMENTAL
+    experimental: frozenset[str] = attrs.field(default=frozenset(), converter=check_experimental)
 
     @classmethod
     def of(

@@ -19,7 +19,7 @@ import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Self
 
 import attrs
@@ -62,13 +62,14 @@ class Model(Learned):
         context: Runs the operations on hand-written kernels; None uses the array library's calls.
         operations: Functions instead of both, under the names of `functional`; needed for 16 bits without kernels.
         graphs: Steps on hand-written kernels may be CUDA graphs; False launches their kernels one by one.
-        norm_sums: In training on hand-written kernels, products compute the sums of the batch norms next to them.
-            Kernels of Hopper GPUs compute them while they store a result; it was not measured yet.
+        experimental: Names of ways to run hand-written kernels that were not measured on a GPU yet. With "norm_sums"
+            products of a training step compute the sums of the batch norms next to them.
 
     Raises:
         UnsupportedLayer: If the engine cannot compute one of the layers.
         UnsupportedDtype: If the dtype has 16 bits, and neither kernels nor operations compute with them.
-        InvalidArgument: If the other model is of another network or dtype.
+        InvalidArgument: If the other model is of another network or dtype. UnknownName, a subclass, if `experimental`
+            has an unknown name.
 
     Example:
         >>> import math
@@ -97,7 +98,7 @@ class Model(Learned):
         context: Context | None = None,
         operations: Any = None,
         graphs: bool = True,
-        norm_sums: bool = False,
+        experimental: Collection[str] = (),
     ) -> None:
         self.spec, self.network, self.device = spec, as_network(spec), device
         self._usual_device: int | None = None
@@ -108,7 +109,7 @@ class Model(Learned):
         self.library = "cubatch" if context else "im2col"
         self._work = Workload(
             spec=spec, device=device, mode=mode, dtype=dtype, optimizer=optimizer, library=self.library,
-            recompute=recompute, norm_sums=norm_sums,
+            recompute=recompute, experimental=experimental,
         )  # fmt: skip
         self._kind = np.dtype(storage.element_type(dtype, self.library))
         is_narrow = self._kind.itemsize < np.dtype(np.float32).itemsize

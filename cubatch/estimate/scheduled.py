@@ -36,12 +36,12 @@ def scheduled_passes(
     spec: Spec,
     mode: str,
     library: str,
-    norm_sums: bool = False,  # noqa: FBT001, FBT002 - a cache key
+    experimental: frozenset[str] = frozenset(),
 ) -> tuple[Scheduled, ...]:
     """
     Return the passes of one step in the order of `layer_passes`, each with whether it runs or is fused.
 
-    Any `library` but "cubatch" runs the schedule of the array library, "im2col". `norm_sums` is that of `schedule`.
+    Any `library` but "cubatch" runs the schedule of the array library, "im2col". `experimental` is that of `schedule`.
 
     Example:
         >>> from cubatch.network import models
@@ -50,7 +50,7 @@ def scheduled_passes(
         (56, 174)
     """
     library = "cubatch" if library == "cubatch" else "im2col"
-    program = schedule_of(spec, mode, recompute=False, library=library, norm_sums=norm_sums)
+    program = schedule_of(spec, mode, recompute=False, library=library, experimental=experimental)
     ops: dict[tuple[str, str], Op] = {}
     added: dict[str, int] = {}
     for op in program.ops:

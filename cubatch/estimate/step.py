@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 
-from cubatch.checks import check_whole
+from cubatch.checks import check_experimental, check_whole
 from cubatch.errors import InvalidArgument
 from cubatch.estimate import cubatch_kernels
 from cubatch.estimate.host_launches import HOST_SECONDS, launched
@@ -52,7 +52,7 @@ def predict_step(
     # "vendor" (cuDNN and cuBLAS), "torch" (the same, launched by PyTorch layer by layer) or "cubatch"
     library: str = "vendor",
     scales: Scales | None = None,  # factors on the GPU's times, from anchors; None: 1
-    norm_sums: bool = False,  # cubatch kernels compute sums of batch norms in the products next to them: see `Model`
+    experimental: Collection[str] = (),  # experimental ways to run cubatch kernels: see `Model`
 ) -> StepPrediction:
     """
     Return the predicted time of a step and its passes at each batch size.
@@ -83,7 +83,7 @@ def predict_step(
         raise InvalidArgument("device", str(device), "a GPU whose peak_bytes_per_second is known")
     if has_tensor_cores(device, dtype) is None:
         raise InvalidArgument("device", str(device), f"a GPU of which is known whether its Tensor Cores take {dtype}")
-    scales, passes = scales or Scales(), scheduled_passes(spec, mode, "cubatch", norm_sums)
+    scales, passes = scales or Scales(), scheduled_passes(spec, mode, "cubatch", check_experimental(experimental))
     if library != "cubatch":  # each layer is a separate call
         passes = tuple(Scheduled(node, pass_, runs=True, more=0) for node, pass_ in layer_passes(spec, mode))
     distinct: dict[Work, int] = {}

@@ -111,7 +111,7 @@ class Kernel:
 
     @property
     def sums_norms(self) -> bool:
-        """Whether it is a product that also computes sums for a batch norm; only steps with `norm_sums` launch it."""
+        """Whether it is a product that also computes sums for a batch norm; only steps with "norm_sums" launch it."""
         return ("NORM_SUMS", "1") in self.axes
 
     @property

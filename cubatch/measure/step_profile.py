@@ -125,7 +125,7 @@ def _model(work: Workload, seed: int) -> Model:
 
 
 def _operations(work: Workload) -> tuple[Op, ...]:
-    return schedule_of(work.spec, work.mode, work.recompute, work.library, work.norm_sums).ops
+    return schedule_of(work.spec, work.mode, work.recompute, work.library, work.experimental).ops
 
 
 Key = tuple[int | None, str]

@@ -38,7 +38,7 @@ def largest(work: Workload, limit: int, target: int | None = None) -> int:
     """
     if target is not None:
         return cuts(work, target, limit)[-1]
-    program = schedule_of(work.spec, work.mode, work.recompute, work.library, work.norm_sums)
+    program = schedule_of(work.spec, work.mode, work.recompute, work.library, work.experimental)
 
     def bound(size: int) -> int:
         members, shard = shards(program, size, work.device)

@@ -98,10 +98,10 @@ def schedule_of(
     mode: str,
     recompute: bool,  # noqa: FBT001 - a cache key
     library: str,
-    norm_sums: bool = False,  # noqa: FBT001, FBT002
+    experimental: frozenset[str] = frozenset(),
 ) -> Schedule:
     """Return the operations and buffers of one step of a spec; cached, since plans of many batch sizes share them."""
-    return schedule(spec, mode, recompute=recompute, library=library, norm_sums=norm_sums)
+    return schedule(spec, mode, recompute=recompute, library=library, experimental=experimental)
 
 
 def plan(work: Workload, batch_size: int) -> Plan:
@@ -111,7 +111,7 @@ def plan(work: Workload, batch_size: int) -> Plan:
     The largest buffers are placed first, each at the lowest offset that is free during its lifetime.  This is greedy by
     size: Pisarchyk and Lee, 2020, arXiv:2001.03288.
     """
-    program = schedule_of(work.spec, work.mode, work.recompute, work.library, work.norm_sums)
+    program = schedule_of(work.spec, work.mode, work.recompute, work.library, work.experimental)
     members, shard = shards(program, batch_size, work.device)
     sizes = buffer_sizes(program, shard, work.dtype, work.device, work.library).tolist()
     offsets, arena = _place(sizes, program.lifetimes.tolist())

@@ -19,16 +19,16 @@ On cubatch kernels a batch norm also computes another activation that alone read
 the slope from the norm's input, which it reads anyway.  The value between the two is not stored.  A ReLU whose slope no
 product applies is undone in the same way.
 
-With `norm_sums`, products also compute the sums over the batch of the norms next to them.  A forward product whose
-result a norm reads computes that norm's statistics.  A product that makes the gradient of a norm's result computes the
-gradients of the norm's parameters.  Each such norm has one pass over its arrays then, instead of two.
+With "norm_sums" in `experimental`, products also compute the sums over the batch of the norms next to them.  A forward
+product whose result a norm reads computes that norm's statistics.  A product that makes the gradient of a norm's result
+computes the gradients of the norm's parameters.  Each such norm has one pass over its arrays then, instead of two.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import attrs
 
@@ -42,8 +42,9 @@ _TWO = 2  # branches of a sum that an epilogue can add: its own result and anoth
 
 
 def schedule(
-    spec: Spec, mode: str = "inference", *, recompute: bool = False, library: str = "im2col", norm_sums: bool = False
-) -> Schedule:
+    spec: Spec, mode: str = "inference", *, recompute: bool = False, library: str = "im2col",
+    experimental: Collection[str] = (),
+) -> Schedule:  # fmt: skip
     """
     Return the operations of one step and the buffers that they read and write.
 
@@ -54,7 +55,7 @@ def schedule(
             have equal size, their number is about the square root of the layers (Chen et al., 2016, arXiv:1604.06174).
         library: For "cubatch" the batch has the shape `stored_input_shape` and saved values `stored_saved_elements`,
             and batch norms compute activations.
-        norm_sums: For "cubatch" in training: products compute the sums of the batch norms next to them.
+        experimental: For "cubatch", names of `experimental` of `Model`.
 
     Returns:
         Schedule: Operations and buffers, valid for every batch size.
@@ -64,7 +65,7 @@ def schedule(
     pads = library == "cubatch"
     stored = stored_input_shape(network) if pads else network.input_shape
     writer = _Writer(network, mode, single=isinstance(spec, Layer), pads=pads, activates=norms_activate(library))
-    writer.sums = norm_sums and pads and writer.training
+    writer.sums = "norm_sums" in experimental and pads and writer.training
     cuts = writer.cuts() if recompute and mode == "training" else [len(network.nodes)]
     values = writer.inputs(stored)
     for node in network.nodes:

@@ -189,8 +189,8 @@ def models_of(launcher, network, dtype, **options):
     tested = Model(network, device=launcher.device, dtype=dtype, context=context, **options)
     with pytest.MonkeyPatch.context() as patch:  # the same operations, with activations inside batch norm
         patch.setattr(schedule, "norms_activate", lambda _: True)
-        patch.setattr(plan, "schedule_of", lambda spec, mode, recompute, library, norm_sums: schedule.schedule(
-            spec, mode, recompute=recompute, library=library, norm_sums=norm_sums))  # fmt: skip
+        patch.setattr(plan, "schedule_of", lambda spec, mode, recompute, library, experimental: schedule.schedule(
+            spec, mode, recompute=recompute, library=library, experimental=experimental))  # fmt: skip
         expected.prepare(BATCH)
     tested.prepare(BATCH)
     for model in (expected, tested):

@@ -58,13 +58,13 @@ def by_name(launcher, of):
     }
 
 
-def step_of(launcher, dtype, *, norm_sums, recompute=False):
+def step_of(launcher, dtype, *, experimental=(), recompute=False):
     """One step: parameters, gradients and running statistics by layer and name, and the operations launched."""
     recording = hopper_cases.Recording(launcher.launcher)
     context = launcher.context(chooser=hopper_first, launcher=recording)
     random = np.random.default_rng(6)
     options = {"mode": "training", "dtype": dtype, "seed": 4, "learning_rate": 0.0, "recompute": recompute}
-    with Model(NET, device=launcher.device, context=context, norm_sums=norm_sums, **options) as model:
+    with Model(NET, device=launcher.device, context=context, experimental=experimental, **options) as model:
         model.prepare(BATCH)
         for arrays in model.parameters.values():  # other factors than 1 and shifts than 0, some of them negative
             for name in [name for name in ("beta", "gamma") if name in arrays]:  # in one order: a set has none
@@ -115,8 +115,8 @@ def errors(found, wanted):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_step_is_as_near_to_pytorch_as_without_sums_in_products(launcher, dtype):
     """Gradients of filters, scales, shifts and, through them, of norms' inputs; and the running statistics."""
-    images, labels, parameters, gradients, states, launched = step_of(launcher, dtype, norm_sums=True)
-    _, _, plain_parameters, plain, plain_states, usual = step_of(launcher, dtype, norm_sums=False)
+    images, labels, parameters, gradients, states, launched = step_of(launcher, dtype, experimental=["norm_sums"])
+    _, _, plain_parameters, plain, plain_states, usual = step_of(launcher, dtype)
     assert all(np.array_equal(parameters[key], plain_parameters[key]) for key in parameters)
     wanted, running = reference(images, labels, parameters, dtype)
     # The bias before a norm has no gradient but rounding.
@@ -142,7 +142,9 @@ def test_a_step_is_as_near_to_pytorch_as_without_sums_in_products(launcher, dtyp
 
 def test_recomputed_activations_have_the_same_gradients(launcher):
     """Running statistics are updated once, though the statistics are computed again."""
-    kept, again = (step_of(launcher, "float16", norm_sums=True, recompute=recompute) for recompute in (False, True))
+    kept, again = (
+        step_of(launcher, "float16", experimental=["norm_sums"], recompute=recompute) for recompute in (False, True)
+    )
     for one, other in zip(kept[3:5], again[3:5], strict=True):
         apart = errors(one, {key: array for key, array in other.items() if key != ("c3", "b")})
         assert max(apart.values()) < 2.0**-9  # where a product cannot sum for a norm, the order of additions differs

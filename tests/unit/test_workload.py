@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
 from cubatch.errors import InvalidArgument, UnknownName, UnsupportedDtype
@@ -58,3 +59,13 @@ def test_what_makes_no_sense_is_refused_by_name(wrong, error, named):
 def test_every_optimizer_has_its_state_in_the_plan():
     """A name that is accepted is one whose state is counted."""
     assert tuple(STATE_COPIES) == OPTIMIZERS
+
+
+def test_experimental_kernels_are_known_by_name():
+    """One name or several; a misspelled one would change nothing, unnoticed."""
+    work = Workload.of("mlp", V100, mode="training", dtype="float16")
+    for names in (["norm_sums"], "norm_sums", {"norm_sums"}):
+        assert attrs.evolve(work, experimental=names).experimental == {"norm_sums"}
+    for names in (["norm_sums", "norm_sum"], "norm_sum"):
+        with pytest.raises(UnknownName, match="norm_sums"):
+            attrs.evolve(work, experimental=names)

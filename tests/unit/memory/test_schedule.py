@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from cubatch.checks import EXPERIMENTAL
 from cubatch.memory.schedule import schedule
 from cubatch.memory.schedule_records import Schedule
 from cubatch.network import models
@@ -146,12 +147,14 @@ def run_symbolically(program: Schedule) -> dict[str, str]:
 
 @pytest.mark.parametrize("network", NETWORKS, ids=str)
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize(("library", "norm_sums"), [*((library, False) for library in LIBRARIES), ("cubatch", True)])
+@pytest.mark.parametrize(
+    ("library", "experimental"), [*((library, ()) for library in LIBRARIES), ("cubatch", EXPERIMENTAL)]
+)
 def test_every_saved_value_is_intact_when_the_backward_pass_reads_it(
-    network: Network, recompute: bool, library: str, norm_sums: bool
+    network: Network, recompute: bool, library: str, experimental: tuple[str, ...]
 ) -> None:
     """In-place writes and forgotten activations never destroy what a backward operation still reads."""
-    program = schedule(network, "training", recompute=recompute, library=library, norm_sums=norm_sums)
+    program = schedule(network, "training", recompute=recompute, library=library, experimental=experimental)
     by_name = {node.name: node for node in network.nodes}
     norms = {op.node.name: op.summed for op in program.ops if op.kind == "backward" and op.node and op.summed}
     for name, reads in run_symbolically(program).items():
@@ -264,7 +267,7 @@ def test_products_compute_the_sums_of_the_norms_next_to_them() -> None:
     """
     network = models.build("resnet50")
     by_name = {node.name: node for node in network.nodes}
-    program = schedule(network, "training", library="cubatch", norm_sums=True)
+    program = schedule(network, "training", library="cubatch", experimental={"norm_sums"})
     summed = [op for op in program.ops if op.summed is not None]
     assert Counter(op.kind for op in summed) == {"forward": 53, "backward": 53 - 1 - 1 - 4}
     assert sum(op.undoes_relu for op in summed) == 32
@@ -288,7 +291,7 @@ def test_products_compute_the_sums_of_the_norms_next_to_them() -> None:
 @pytest.mark.parametrize("mode", ["training", "inference"])
 def test_only_training_on_cubatch_kernels_sums_norms_in_products(library: str, mode: str) -> None:
     """Elsewhere the switch changes nothing; a depthwise convolution and a norm behind another norm share no sums."""
-    program = schedule(ACTIVATED, mode, library=library, norm_sums=True)
+    program = schedule(ACTIVATED, mode, library=library, experimental={"norm_sums"})
     summed = {(op.kind, op.summed.name) for op in program.ops if op.summed is not None}
     shares = library == "cubatch" and mode == "training"
     assert summed == ({("forward", "norm"), ("forward", "norm6"), ("backward", "norm6")} if shares else set())
