@@ -142,7 +142,7 @@ def cuts_of(case: Case) -> dict[str, dict[str, int]]:
 
 @attrs.frozen
 class Check:
-    """The result of a comparison."""
+    """How the results of a kernel differ from the right ones."""
 
     worst: float  # largest error in units of its bound; at most 1 is right. Infinite for NaN and for an inexact copy
     compared: int  # results that were compared

@@ -134,7 +134,7 @@ class MpiExchange:
         return exchanged
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread that sums arrays."""
         self._arrays.put(None)
 
     def _serve(self) -> None:

@@ -63,7 +63,7 @@ class StepPrediction:
 
 @attrs.frozen(eq=False)
 class Part:
-    """Predictions of one model for several passes."""
+    """Seconds, algorithms and blocks of several passes, as one model predicts them."""
 
     seconds: Array  # seconds, blocks: arrays of shape (passes, batch sizes)
     algorithms: Sequence[tuple[str, ...]]  # for each pass the algorithm at each batch size

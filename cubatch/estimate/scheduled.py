@@ -20,7 +20,7 @@ from cubatch.network.passes import Pass
 
 @attrs.frozen
 class Scheduled:
-    """A pass of a layer in a step."""
+    """A pass of a layer in a step: whether it is an operation of its own, and what it moves for other layers."""
 
     node: Node  # the layer
     pass_: Pass  # one of its passes

@@ -29,7 +29,7 @@ class PageFaults:
         self._worst: dict[int, tuple[float, int]] = {}
 
     def begin(self) -> None:
-        """Start counting."""
+        """Start counting page faults and the CPU seconds of this process."""
         self._begun = resource.getrusage(resource.RUSAGE_SELF)
 
     def end(self, batch_size: int, steps: int) -> None:

@@ -79,6 +79,10 @@ def read(name: str) -> Device:
     Returns:
         Device: Its facts; missing ones are None. It is not live, and the file is its source.
 
+    Raises:
+        InvalidArgument: If the file cannot be read, describes several devices, or a value is missing or invalid.
+        UnknownName: If it has an unknown key.
+
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:

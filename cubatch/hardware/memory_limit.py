@@ -78,7 +78,8 @@ def _cpu_limit(held: int) -> MemoryLimit:
     )
     known = [(size, name) for size, name in bounds if size is not None]
     if not known:
-        raise InvalidArgument("device", "cpu", "one whose free memory can be read from /proc or the cgroup")
+        allowed = "one whose free memory can be read: mount /proc, where /proc/meminfo has MemAvailable"
+        raise InvalidArgument("device", "cpu", allowed)
     free, name = min(known, key=lambda bound: bound[0])
     note = f"{_CPU_SHARE} of the {format_bytes(free)} of {name}{_and_held(held)}"
     return MemoryLimit(int(_CPU_SHARE * free) + held, free + held, note)

@@ -298,7 +298,11 @@ def _start(uuid: str, remedy: str = "Install or load the NVIDIA driver, or pass 
 
 
 def _ask(nvml: Any, query: Callable[..., Any], *arguments: object) -> Any:
-    """Return the result of an NVML query; None if this GPU, MIG slice, driver or user has no access to the value."""
+    """
+    Return the result of an NVML query; None if this GPU, MIG slice, driver or user has no access to the value.
+
+    Other errors of NVML are raised as DeviceFailed.
+    """
     try:
         return query(*arguments)
     except (

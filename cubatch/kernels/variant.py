@@ -202,7 +202,11 @@ def _load(path: Path) -> tuple[Kernel, ...]:
 
 
 def _expand(module: Mapping[str, Any], tiles: Mapping[str, Tile]) -> Iterator[Kernel]:
-    """Yield a variant for each combination of a module's operations, dtypes, tiles, vectors and further axes."""
+    """
+    Yield a variant for each combination of a module's operations, dtypes, tiles, vectors and further axes.
+
+    `module` is an entry of "modules" in configs.toml, and `tiles` has the tiles of that file by name.
+    """
     axes: Mapping[str, list[Any]] = module.get("axes", {})
     computed_by: Mapping[str, str] = module.get("computed_by", {})
     for dtype, tile_name, vector, *values in itertools.product(

@@ -107,7 +107,7 @@ class NetworkRunner:
         self.model.release()
 
     def close(self) -> None:
-        """Free all memory."""
+        """Free all memory, that of the reference step too; the runner cannot be used afterwards."""
         self.release()
         self.model.close()
         if self._reference is not None:

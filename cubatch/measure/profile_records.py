@@ -49,7 +49,7 @@ class LayerTime:
     bound_by: str
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the values for JSON."""
+        """Return the attributes as a plain mapping, for JSON; `pass_` is "pass" there."""
         content = attrs.asdict(self)
         return {"pass" if name == "pass_" else name: value for name, value in content.items()}
 

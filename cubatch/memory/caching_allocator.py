@@ -40,7 +40,7 @@ _VARIABLES = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"  # the first one th
 
 @attrs.define(eq=False)
 class Block:
-    """Part of a segment."""
+    """A range of addresses in a segment: the memory of a tensor, free memory, or a gap without memory."""
 
     address: int  # its first byte
     size: int  # bytes
@@ -219,7 +219,7 @@ def _split(block: Block, size: int) -> Block:
 
 
 def _join(first: Block, second: Block) -> Block:
-    """Add a block to the one before it."""
+    """Join a block to the one before it in the segment, and return the joined block."""
     first.size, first.after = first.size + second.size, second.after
     if second.after is not None:
         second.after.before = first

@@ -67,7 +67,11 @@ class Dataflow:
         return node.layer.aliases_input or node.name in self.pooled or idle
 
     def is_done_with(self, name: str, node: Node) -> bool:
-        """Return whether no other operation needs the output of layer `name` once a node has read it."""
+        """
+        Return whether no other operation (of the backward pass either) needs `name`'s output after a node read it.
+
+        False for the network's input, which the step must not change.
+        """
         origin = self.origin[name]
         if origin == INPUT or self.readers[origin] != [node]:
             return False

@@ -107,7 +107,7 @@ class Schedule:
 
     @functools.cached_property
     def flops(self) -> int:
-        """Floating-point operations per sample."""
+        """FLOP of a step for each sample."""
         return self.network.flops(self.mode)
 
     @functools.cached_property

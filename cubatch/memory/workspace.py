@@ -109,7 +109,7 @@ Scratch = tuple[tuple[Need, ...], int]
 
 @attrs.frozen
 class Row:
-    """Scratch memory of a layer type."""
+    """Functions that compute the scratch memory of a layer type, for both libraries."""
 
     # scratch memory of `library="im2col"` by layer, pass, and bytes of an element; with an epilogue other than a ReLU
     # also by `Op.ending`. The pass is "forward" or "backward", or "inference" for a forward pass that saves less than

@@ -82,12 +82,12 @@ class Layer:
 
     @property
     def input_shapes(self) -> tuple[Extents, ...]:
-        """(h, w, c) of every input."""
+        """(h, w, c) of one sample of every input; raises InvalidSpec while they are unknown."""
         return (self.input_shape,)
 
     @property
     def output_shape(self) -> Extents:
-        """(h, w, c) of the output."""
+        """(h, w, c) of one sample of the output; raises InvalidSpec while the input's are unknown."""
         return self.input_shape
 
     def check(self) -> None:
@@ -111,12 +111,12 @@ class Layer:
 
     @property
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the trainable parameters by name."""
+        """Shapes of the trainable parameters by name; empty for a layer that has none."""
         return {}
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of running statistics by name."""
+        """Shapes of running statistics by name; empty for layers other than batch norms."""
         return {}
 
     @property

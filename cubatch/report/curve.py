@@ -59,20 +59,20 @@ class Curve:
 
     @property
     def title(self) -> str:
-        """Network and quantity."""
+        """Title of the figure: the network, the quantity, and whether it is predicted."""
         return (
             "Predicted: " if self.result.predicted else ""
         ) + f"{self.result.subject}, {_GOALS[self.result.objective]}"
 
     @property
     def y_label(self) -> str:
-        """Quantity and unit."""
+        """Label of the y axis: the unit, and whether the values are measured or predicted."""
         word = "predicted" if self.result.predicted else "measured"
         return f"{OBJECTIVE_UNITS[self.result.objective]} ({word})"
 
     @property
     def log_y(self) -> bool:
-        """Whether the y axis is logarithmic."""
+        """Whether the y axis is logarithmic: for latencies of which the longest is over 20 times the shortest."""
         values = [point.value for point in self.points if point.value > 0]
         return self.result.objective == "latency" and bool(values) and max(values) > 20 * min(values)
 

@@ -35,7 +35,7 @@ class Fate:
 
 @attrs.frozen
 class Decision:
-    """The limit above the recommended size."""
+    """The reason why the recommended size is not larger, and the sizes that show it."""
 
     limit: str | None  # one of `results.DECIDED_BY`; None if no limit was met, or a larger size was interrupted
     top: int  # the largest size that ran within every limit, or the recommended one

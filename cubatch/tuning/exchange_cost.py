@@ -64,7 +64,7 @@ class DataParallel:
         )
 
     def __str__(self) -> str:
-        """Return a sentence for a user."""
+        """Return a sentence on the rate of all devices, its efficiency, and the time of summing gradients."""
         count, hidden = len(self.devices), ""
         if self.overlap is not None:
             hidden = f", {format_whole_percent(self.overlap)} of that behind the backward pass"

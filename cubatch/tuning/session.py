@@ -97,7 +97,11 @@ class _Session:
     loader: LoaderRate | None = None
 
     def save_ladder(self, measured: Measured | None = None) -> None:
-        """Cache the candidate sizes, those that the search added, and the memory limit that they were chosen for."""
+        """
+        Cache the candidate sizes, and the memory limit that they were chosen for.
+
+        `measured` has the sizes that the search added, which are cached too; None: there are none.
+        """
         ladder, added = self.ladder, () if measured is None else measured.added
         facts = {**ladder.facts, "memory_bytes": ladder.memory_bytes, "largest_batch_size": ladder.largest}
         self.run.save_ladder([*ladder.candidates, *added], facts)

@@ -160,7 +160,7 @@ class Run:
         self.close()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file and release the lock on the run; nothing is stored afterwards."""
         self._database = None
         self._resources.close()
 

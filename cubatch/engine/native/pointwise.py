@@ -114,7 +114,7 @@ def _walk_columns(
 @operation(out=lambda given: given.x.shape)
 def dropout(context: Context, given: SimpleNamespace) -> Any:
     """
-    Launch the kernel of `functional.dropout`; the step may be an int32 array of one element.
+    Launch the kernel of `functional.dropout`, and return y and the mask; the step may be an int32 array of one element.
 
     The mask depends on the seed, the step and the number of the element alone (Philox4x32-10, see
     kernels/misc/dropout.cu). It differs from the mask that NumPy draws.

@@ -84,7 +84,7 @@ class Fitted:
         return predicted, candidates, np.argmin(times, axis=0)
 
     def save(self, path: Path) -> None:
-        """Write the model to one file of plain arrays."""
+        """Write the model to an .npz file, without pickled objects; see `load`."""
         facts = {
             "name": self.name, "constants": {name: float(f"{value:.6g}") for name, value in self.constants.items()},
             "scales": {slug: [round(value, 5) for value in pair] for slug, pair in self.scales.items()},

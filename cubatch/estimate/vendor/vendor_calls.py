@@ -71,7 +71,7 @@ class Call:
 
     @property
     def channels(self) -> tuple[float, float]:
-        """Input and output channels of a group."""
+        """Input and output channels of one group of its first product."""
         return self._first("c") / self._first("groups"), self._first("k") / self._first("groups")
 
     def _first(self, name: str) -> float:

@@ -60,7 +60,7 @@ class Call:
 
     @property
     def result_shape(self) -> tuple[int, ...]:
-        """Shape of the result."""
+        """Shape of the result, which is one tensor, with the batch."""
         return tuple(self._node.meta["val"].shape)
 
     @property

@@ -24,7 +24,7 @@ UNITS = {"threads": "threads", "registers": "registers", "shared": "bytes of sha
 
 @attrs.frozen
 class Answer:
-    """A kernel on a GPU."""
+    """The occupancy of a kernel on a GPU, and how its blocks are distributed over the SMs."""
 
     name: str | None  # name of the variant; None if the user gave numbers instead
     needs: Needs  # resources of a block
