@@ -89,7 +89,8 @@ class Builder:
 
     def _make(self, step: Step) -> Value:
         if missing := [name for name in step.reads if name not in self.values]:
-            raise self.refusal(step, f"it reads {missing[0]!r}, which nothing before it computes: the graph is damaged")
+            unknown = f"it reads {missing[0]!r}, which no operator before it computes"
+            raise self.refusal(step, f"{unknown}, and which is no constant (store a sparse one as a dense one)")
         try:
             return self._apply_rule(step)
         except UnsupportedOperator:
