@@ -237,7 +237,7 @@ def small(case: Case) -> Case:
             case.operation, lambda: cases.optimizer_step(case.operation, _SMALL_PARAMETERS, case.dtype)
         )()  # fmt: skip
     layer, names = _small_layer(case.layer), {*case.operands}
-    ending = [name for name in ("residual", "positive", "parts") if name in names | {*case.arrays}]
+    ending = [name for name in ("residual", "positive", "pooled", "parts") if name in names | {*case.arrays}]
     padded = case.operands["x"].padded if "x" in names else 0
     is_training = not names.isdisjoint({"argmax", "mask", "mean", "qkv", "statistics"})
     return of_layer(

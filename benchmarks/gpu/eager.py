@@ -67,7 +67,11 @@ def _batch_norm(torch: Any, case: Case) -> dict[str, Way]:
         leaves = [t[name].float() if name != "x" else t[name] for name in ("x", "gamma", "beta")]
         leaves = [each.detach().requires_grad_() for each in leaves]
         y = function(norm(leaves[0], None, None, *leaves[1:], training=True, eps=eps))
-        return lambda: torch.autograd.grad(y, leaves, t["dy"], retain_graph=True)
+        if "pooled" not in t:
+            return lambda: torch.autograd.grad(y, leaves, t["dy"], retain_graph=True)
+        n, c, h, w = y.shape
+        pooled = t["pooled"].reshape(n, c, 1, 1)
+        return lambda: torch.autograd.grad(y, leaves, t["dy"] + pooled / (h * w), retain_graph=True)
 
     if case.operation.endswith("backward"):
         return {"torch": Way(backward, ("out", "dgamma", "dbeta"))}
@@ -120,13 +124,13 @@ def _pool(torch: Any, case: Case) -> dict[str, Way]:
     return {"torch": Way(ways[case.operation], ("out",), stored=r * s if case.operation.endswith("backward") else 0)}
 
 
-def _global_pool(_: Any, case: Case) -> dict[str, Way]:
+def _global_pool(torch: Any, case: Case) -> dict[str, Way]:
     def forward(t: Tensors) -> Step:
         return lambda: t["x"].mean((2, 3))
 
     def backward(t: Tensors) -> Step:
         n, c, h, w = t["out"].shape
-        return lambda: t["dy"].reshape(n, c, 1, 1).expand(n, c, h, w) / (h * w)
+        return lambda: ended(torch, case, t["dy"].reshape(n, c, 1, 1).expand(n, c, h, w) / (h * w), t)
 
     return {"torch": Way(backward if case.operation.endswith("backward") else forward, ("out",))}
 

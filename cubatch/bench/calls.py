@@ -33,7 +33,7 @@ _DTYPES = {np.dtype(stand_in): name for name, stand_in in _STAND_INS.items()}
 _POSITIVE = {"gamma", "inv_std", "running_var", "variance", "square", "statistics"}
 _EPILOGUE = {
     "b": "bias", "db": "bias gradient", "scale": "scale", "shift": "shift", "residual": "residual", "positive": "mask",
-    "statistics": "statistics",
+    "pooled": "gradient of a global pool", "statistics": "statistics",
 }  # fmt: skip
 _OF_TRAINING = {"workspace", "reduce", "momentum"}
 
@@ -289,7 +289,7 @@ def calls_of(
         kind: "forward" or "backward".
         samples: The batch size.
         is_training: Whether a forward pass keeps what the backward pass reads.
-        ending: Terms that the result ends with: "folded", "residual", "positive", "parts"; see
+        ending: Terms that the result ends with: "folded", "residual", "positive", "pooled", "parts"; see
             `memory.schedule_records.Op`.
         relu: Whether the result is clamped at zero.
         activation: Type of another activation that a batch norm computes or undoes; see `memory.schedule_records.Op`.
@@ -357,8 +357,9 @@ def _of_role(blanks: Blanks, layer: Layer, role: str, *, samples: int, made: str
         is_batched = not layer.has_statistics
         shape = (2, samples, h * w) if is_batched else (2, c)
         return blanks.array(shape, "float32", written=written, is_batched=is_batched)
-    if role in {"y", "dy"}:
-        return blanks.array((samples, *layer.output_shape), written=written)
+    if role in {"y", "dy", "pooled"}:
+        extents = (c,) if role == "pooled" else layer.output_shape
+        return blanks.array((samples, *extents), written=written)
     if role.lstrip("d").startswith("x"):
         height, width, own = layer.input_shapes[int(role.lstrip("dx"))]
         padded = channels - own if role == "x0" and channels else 0

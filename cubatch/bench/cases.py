@@ -56,7 +56,7 @@ def of_layer(
     # attention and layer norm those of inference
     mode: str = "",
     # terms that the result ends with. "folded" is scale and shift of a batch norm, "residual" a sum. "positive" is the
-    # mask of a ReLU, and "parts" are other channels, which stay
+    # mask of a ReLU, "pooled" a global pool's gradient, and "parts" are other channels, which stay
     ending: Iterable[str] = (),
     relu: bool = False,  # whether the result is clamped at zero
     # type of another activation that a batch norm computes. Of a gradient, that behind the norm
@@ -113,7 +113,7 @@ def _of_call(call: Case, layer: Layer, pass_: Pass, batch_size: int, dtype: str)
     elif call.operation == "attention":
         repeated = 2 * (sizes["qkv"] + sizes["mixed"])
     repeated += sum(math.prod(call.operands[name].shape) for name in _READ_TWICE.get(call.operation, ()))
-    ends = {"scale", "shift", "residual", "positive"} & call.operands.keys()
+    ends = {"scale", "shift", "residual", "positive", "pooled"} & call.operands.keys()
     padded = sum(math.prod(each.shape) // each.shape[-1] * each.padded for each in call.operands.values())
     traffic = elements * itemsize + sum(map(case.bytes_of, ends)) + padded * itemsize
     if "parts" in call.arrays:  # only the range of channels is written
@@ -232,7 +232,7 @@ def _of_op(op: Op, program: Schedule, batch_size: int, dtype: str, optimizer: st
         yield from _of_network(op, program.network, batch_size, dtype, optimizer)
         return
     layer, stored = op.node.layer, 0
-    ending = {*op.reads} & {"folded", "residual", "positive", "parts"}
+    ending = {*op.reads} & {"folded", "residual", "positive", "pooled", "parts"}
     if "x0" in op.reads and layer.convolution is not None:
         shape = program.buffers[op.reads["x0"]].shape
         stored = shape[2] if len(shape) == _EXTENTS else 0

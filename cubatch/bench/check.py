@@ -82,7 +82,8 @@ def axes_of(case: Case) -> dict[str, str]:
     "n" samples, "h" and "w" pixels, "c" and "k" channels in and out, "r" and "s" taps of a filter.
     """
     if case.operation in _BY_CHANNEL:
-        return {name: "nhwc" if operand.is_batched else "c" for name, operand in case.operands.items()}
+        batched = {"pooled": "nc"}
+        return {name: batched.get(name, "nhwc") if of.is_batched else "c" for name, of in case.operands.items()}
     if not case.operation.startswith(("conv2d", "linear")):
         return {}
     image = "nhwk" if case.operation in {"conv2d", "linear"} else "nhwc"

@@ -155,8 +155,8 @@ def fold_batch_norms(
 
 def batch_norm_backward(
     dy: Any, x: Any, gamma: Any, *, mean: Any, inv_std: Any, dgamma: Any, dbeta: Any, beta: Any = None,
-    activation: str | None = None, count: int | None = None, reduce: Callable[[Any], object] | None = None,
-    out: Any = None, workspace: Any = None,
+    activation: str | None = None, pooled: Any = None, count: int | None = None,
+    reduce: Callable[[Any], object] | None = None, out: Any = None, workspace: Any = None,
 ) -> Any:  # fmt: skip
     """
     Compute the gradients of batch norm's input, scale and shift; return the input's.
@@ -173,6 +173,8 @@ def batch_norm_backward(
         beta: Shift (c,), for `activation`.
         activation: The `type` of an elementwise function of the norm's result, one of ACTIVATIONS. dy is then the
             gradient of that function's result. Its slope is computed from x.
+        pooled: Gradient (samples, c) of a global pool that reads the same as the layer from which dy comes. It is
+            divided among the positions of each sample and added to dy. None for no pool.
         count, reduce: As in `batch_norm_train`.
         out: Where dx goes; may be dy.
         workspace: Scratch memory, see `functional`; None allocates it.
@@ -182,6 +184,12 @@ def batch_norm_backward(
     rows, errors, target = x.reshape(-1, c), dy.reshape(-1, c), dx.reshape(-1, c)
     count = len(rows) if count is None else count
     area = Area(dy, workspace)
+    if pooled is not None:
+        share, samples = area.vectors[0], (len(dy), -1, c)
+        for total, error, part in zip(pooled, dy.reshape(samples), dx.reshape(samples), strict=True):
+            xp.divide(total, len(error), out=share)
+            xp.add(error, share, out=part)
+        errors = target
     if activation is not None:
         check_activation(activation, beta)
         xp.multiply(gamma, inv_std, out=area.vectors[0])

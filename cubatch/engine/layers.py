@@ -128,6 +128,8 @@ def _shaped(op: Op, layer: Layer, role: str, array: Any) -> Any:
     """Return a view of a buffer with the shape that a layer expects of its role in an operation: "x0", "dy", "mask"."""
     if role in {"residual", "positive", "parts"}:  # of what the operation makes
         role = "y" if op.kind == "forward" else "x0"
+    if role == "pooled":
+        return array.reshape(len(array), -1)
     if role in {"y", "dy"}:
         return array.reshape(len(array), *layer.output_shape)
     if role.lstrip("d").startswith("x"):

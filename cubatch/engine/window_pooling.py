@@ -16,7 +16,7 @@ from typing import Any
 from cubatch.engine.backend import of, take_workspace, view
 from cubatch.engine.depthwise import reaches
 from cubatch.errors import InvalidArgument
-from cubatch.memory.blocks import Block, Pool
+from cubatch.memory.blocks import Block, Flat, Pool
 from cubatch.network.layers.pooling_layers import MOST_TAPS
 from cubatch.network.windows import Axis, Window, pool_axes
 
@@ -159,11 +159,36 @@ def global_avg_pool(x: Any, *, out: Any = None) -> Any:
     return y
 
 
-def global_avg_pool_backward(dy: Any, *, x_shape: tuple[int, int, int, int], out: Any = None) -> Any:
-    """Return the gradient of the input (n, h, w, c): dy (n, c) divided among the pixels of a channel."""
-    xp = of(dy)
+def global_avg_pool_backward(
+    dy: Any, *, x_shape: tuple[int, int, int, int], residual: Any = None, out: Any = None, workspace: Any = None
+) -> Any:
+    """
+    Return the gradient of the input: dy divided among the pixels of a channel.
+
+    Args:
+        dy: Gradient of the output (n, c).
+        x_shape: Shape of the forward pass's input, (n, h, w, c).
+        residual: Added to dx, of its shape: the gradient from other readers of the input. May be `out`.
+        out: Where dx goes.
+
+    Example:
+        >>> import numpy as np
+        >>> dy, others = np.array([[6.0]]), np.ones((1, 2, 1, 1))
+        >>> global_avg_pool_backward(dy, x_shape=(1, 2, 1, 1), residual=others).ravel().tolist()
+        [4.0, 4.0]
+    """
+    xp, (n, c), pixels = of(dy), dy.shape, x_shape[1] * x_shape[2]
     dx = xp.empty(x_shape, dtype=dy.dtype) if out is None else out
-    xp.divide(dy.reshape(dy.shape[0], 1, 1, dy.shape[1]), x_shape[1] * x_shape[2], out=dx)
+    errors = dy.reshape(n, 1, 1, c)
+    if residual is None:
+        xp.divide(errors, pixels, out=dx)
+        return dx
+    need = Flat(itemsize=c * dy.itemsize)
+    workspace = take_workspace(workspace, dy, need, n)
+    for samples, _ in need.cut(n, workspace.nbytes):
+        share = view(workspace, errors[samples].shape, dy.dtype)
+        xp.divide(errors[samples], pixels, out=share)
+        xp.add(residual[samples], share, out=dx[samples])
     return dx
 
 

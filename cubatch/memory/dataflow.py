@@ -83,6 +83,27 @@ class Dataflow:
             return False
         return next(each for each in self._named[node.inputs[0]] if each.layer.channel_range is not None) is not node
 
+    def undoing(self, node: Node) -> Node | None:
+        """Return the batch norm that can apply the slope of an activation behind it; None if there is none."""
+        name = node.inputs[0]
+        if not node.layer.slope_of_input or name == INPUT:
+            return None
+        norm = self.nodes[name]
+        return norm if norm.layer.can_activate and self.is_done_with(name, node) else None
+
+    def pooled_norm(self, node: Node) -> Node | None:
+        """
+        Return the batch norm whose backward operation can add the gradient of a global pool; None if there is none.
+
+        The pool reads the norm's result, or an activation that the norm undoes. The pool must be the first
+        reader: a product that reads a ReLU first applies its slope to the whole gradient.
+        """
+        name = node.inputs[0]
+        if name == INPUT or not node.layer.adds_gradients or self._named[name][0] is not node:
+            return None
+        source = self.nodes[name]
+        return source if source.layer.has_statistics else self.undoing(source)
+
     def slope(self, node: Node) -> Node | None:
         """
         Return the ReLU whose slope a node can apply to the gradient of its only input; None if there is none.

@@ -13,11 +13,12 @@ Memory is reused by the readers of each value:
 A ReLU is fused into a neighbor where possible: into the convolution, linear layer, batch norm or sum before it.  A max
 pool that is its only reader also takes it and masks the gradient, so that the ReLU's input need not be saved.  In the
 backward pass its slope is applied by the convolution or linear layer that computes the gradient of its output.  That
-operation also adds the gradients of other readers.
+operation also adds the gradients of other readers, as does that of a global pool.
 
 On cubatch kernels a batch norm also computes another activation that alone reads it.  The norm's backward pass computes
 the slope from the norm's input, which it reads anyway.  The value between the two is not stored.  A ReLU whose slope no
-product applies is undone in the same way.
+product applies is undone in the same way.  The gradient of a global pool has one value per sample and channel.  A norm
+whose result the pool reads first adds it to the gradient of the other readers.
 
 With "norm_sums" in `experimental`, products also compute the sums over the batch of the norms next to them.  A forward
 product whose result a norm reads computes that norm's statistics.  A product that makes the gradient of a norm's result
@@ -112,6 +113,8 @@ class _Writer:
         self.sloped: set[str] = set()
         # By batch norm: the activation behind it, whose slope its backward operation applies.
         self.undone: dict[str, Node] = {}
+        # By batch norm: buffer of the gradient of a global pool of its result, which its backward operation adds.
+        self.spread: dict[str, int] = {}
         self.sums = False
 
     def buffer(self, buffer: Buffer) -> int:
@@ -409,15 +412,20 @@ class _Writer:
 
     def has_no_backward(self, node: Node) -> bool:
         """Return whether a node's gradient is passed on as it is; note the norm that applies its slope, if any."""
-        layer, name = node.layer, node.inputs[0]
-        if self.flow.is_alias(node) or layer.passes_gradient or node.name in self.sloped:
+        if self.flow.is_alias(node) or node.layer.passes_gradient or node.name in self.sloped:
             return True
-        if not (self.activates and layer.slope_of_input) or name == INPUT:
+        norm = self.flow.undoing(node) if self.activates else None
+        if norm is not None:
+            self.undone[norm.name] = node
+        return norm is not None
+
+    def is_added_by_norm(self, node: Node, dy: int) -> bool:
+        """Return whether a batch norm adds a global pool's gradient itself; note dy, that of the pool's output."""
+        norm = self.flow.pooled_norm(node) if self.activates else None
+        if norm is None or node.inputs[0] not in self.gradients:
             return False
-        is_undone = self.flow.nodes[name].layer.can_activate and self.flow.is_done_with(name, node)
-        if is_undone:
-            self.undone[name] = node
-        return is_undone
+        self.spread[norm.name] = dy  # the pool stays a holder: nothing may overwrite it before the norm has read it
+        return True
 
     def apply_slope(self, node: Node, *, by_product: bool) -> None:
         """Fuse the slope of a neighboring activation into the last operation, which is the node's."""
@@ -452,15 +460,18 @@ class _Writer:
         if self.has_no_backward(node):
             self.pass_on(node, dy, [name for _, name in wanted])
             return
+        if self.is_added_by_norm(node, dy):
+            return
         reads = {"dy": dy} | self.saved.get(node.name, {}) | self.saved_for(node, values)
-        reads |= self.sum_before(node, dy, reads)
+        spread = self.spread.pop(node.name, None)
+        reads |= self.sum_before(node, dy, reads) if spread is None else {"pooled": spread}
         in_place = layer.elementwise and self.holders[dy] == {node.name} and dy not in self.given
         writes = {}
         for i, _ in wanted:
             shape = layer.input_shapes[i]
             fresh = Buffer(f"{node.name}.x{i} gradient", "activation_gradients", node.name, shape)
             writes[f"dx{i}"] = dy if in_place else self.buffer(fresh)
-        if layer.has_epilogue and wanted:
+        if (layer.has_epilogue or layer.adds_gradients) and wanted:
             reads |= self.ending(node, values, writes)
         if layer.channel_range is not None:
             reads |= self.join_ranges(node.inputs[0], layer.channel_range, writes)

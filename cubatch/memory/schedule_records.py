@@ -18,7 +18,7 @@ PARTS = ("activations", "activation_gradients", "workspace")
 FLOAT32_BYTES = 4
 LABEL_BYTES = 4
 PASSES_OF = {"forward": (Pass.FPROP,), "backward": (Pass.WGRAD, Pass.DGRAD)}  # by `Op.kind`
-ENDINGS = frozenset({"folded", "residual", "positive"})
+ENDINGS = frozenset({"folded", "residual", "positive", "pooled"})
 LOSS_SCALE_BYTES = {"float16": 16}
 """State of loss scaling, four float32 words, for the dtypes whose gradients need it in training."""
 
@@ -51,7 +51,8 @@ class Op:
     # reads, writes: buffer numbers by role: "x0", "y", "dy", "dx0", "argmax", ...; the same number in both means in
     # place. Roles of a product's epilogue: "folded" is the scale and shift of a batch norm, "residual" is added. The
     # result is zero where "positive", the output of a ReLU, is not positive. "parts" are the gradients of other
-    # channels, which an operation on a range of channels leaves unchanged
+    # channels, which an operation on a range of channels leaves unchanged. A norm's backward operation adds "pooled" to
+    # "dy": the gradient of a global pool, which it divides among the pixels of each sample
     reads: dict[str, int]
     writes: dict[str, int]
     workspace: int | None = None  # number of the scratch buffer, alive during this operation only
@@ -81,7 +82,7 @@ class Op:
 
     @property
     def ending(self) -> frozenset[str]:
-        """Roles of the arrays that the product's epilogue reads."""
+        """Roles of the further arrays that a product's epilogue or a norm combines with what it reads."""
         return ENDINGS.intersection(self.reads)
 
 

@@ -152,6 +152,10 @@ def _pool(layer: layers.MaxPool2d | layers.AvgPool2d, _kind: str, itemsize: int)
     return (need,), 1
 
 
+def _global_pool(layer: Layer, _kind: str, itemsize: int, ending: frozenset[str] = blocks.PLAIN) -> Scratch:
+    return ((Flat(itemsize=itemsize * layer.input_shape[2]),), 1) if ending else ((), 0)
+
+
 def _by_position(need: Callable[..., Need]) -> Callable[..., Scratch]:
     """Return a function for `Row.im2col` of layers that process each position of the input with `need`."""
 
@@ -242,7 +246,7 @@ TABLE: dict[type[Layer], Row] = {
     layers.Linear: Row(_linear, _linear_bytes),
     layers.MaxPool2d: Row(_pool, _no_bytes),
     layers.AvgPool2d: Row(_pool, _no_bytes),
-    layers.GlobalAvgPool: NOTHING,
+    layers.GlobalAvgPool: Row(_global_pool, _no_bytes),
     layers.BatchNorm2d: Row(
         _by_position(Norm), _by_rows(misc.batch_norm_backward_workspace, misc.batch_norm_workspace)
     ),

@@ -15,7 +15,8 @@
 //   batch_norm_backward_finish   dgamma, dbeta, and both divided by the rows
 //   batch_norm_backward_apply    dx
 //   batch_norm_slope_sums        the same two where dy is the gradient of activation(y), whose slope is computed from x
-//   batch_norm_slope_apply       by the expression of the forward pass: y need not be stored
+//   batch_norm_slope_apply       by the expression of the forward pass: y need not be stored.  Both add the gradient of
+//                                a global pool that also reads the result: one value for each sample and channel
 //
 // Within a tile, sums are of x - pivot and its square, pivot being the tile's first row, and means of tiles are
 // kept as their distance to the first row of all, x[0]: a large mean costs no digits until it is stored itself.
@@ -183,24 +184,41 @@ batch_norm_fold(const Folds folds) {
   reinterpret_cast<float*>(norm.shift)[c] = shift + to_float(reinterpret_cast<const CB_ELEMENT*>(norm.beta)[c]);
 }
 
-// The activation behind a norm, with the norm's parameters: dy is the gradient of its result.
+// The activation behind a norm, with the norm's parameters: dy is the gradient of its result.  If pooled is not null, it
+// is the gradient of a global pool of that result.
 struct Behind {
   const CB_ELEMENT* gamma;
   const CB_ELEMENT* beta;
   int activation;
+  const CB_ELEMENT* pooled;
+  int pixels;  // rows of a sample
+  int first;   // sample of the tile's first row, so that a row's sample is found by a division of 32 bits
 };
+
+CB_DEVICE Behind behind_tile(const CB_ELEMENT* gamma, const CB_ELEMENT* beta, int activation, const CB_ELEMENT* pooled,
+                             int pixels, Rows rows) {
+  return {gamma, beta, activation, pooled, pixels, pooled != nullptr ? (int)(rows.begin / pixels) : 0};
+}
 
 // Gradients of the norm's results, which are computed as in normalise(): a slope is that of the very element.
 template <int V>
-CB_DEVICE void undo(int activation, const Pair<V>& loaded, const float (&center)[V], const float (&factor)[V],
-                    const float (&shift)[V], float (&errors)[V]) {
+CB_DEVICE void undo(const Behind& behind, i64 row, int channels, int channel, const Pair<V>& loaded,
+                    const float (&center)[V], const float (&factor)[V], const float (&shift)[V], float (&errors)[V]) {
   float normed[V];
   CB_UNROLL
   for (int v = 0; v < V; ++v) {
     errors[v] = to_float(loaded.dy.v[v]);
     normed[v] = fmaf(to_float(loaded.x.v[v]) - center[v], factor[v], shift[v]);
   }
-  with_activation(activation, ApplySlopes<V>{normed, errors});
+  if (behind.pooled != nullptr) {
+    const u32 later = ((u32)row - (u32)behind.first * (u32)behind.pixels) / (u32)behind.pixels;
+    const i64 sample = behind.first + (i64)later;
+    const Vec<CB_ELEMENT, V> pooled = cb_load<CB_ELEMENT, V>(behind.pooled + sample * channels + channel);
+    const float share = 1.0f / (float)behind.pixels;
+    CB_UNROLL
+    for (int v = 0; v < V; ++v) errors[v] = fmaf(to_float(pooled.v[v]), share, errors[v]);
+  }
+  with_activation(behind.activation, ApplySlopes<V>{normed, errors});
 }
 
 template <int V, bool SLOPE>
@@ -227,9 +245,9 @@ CB_DEVICE void tile_gradients(const CB_ELEMENT* dy, const CB_ELEMENT* x, const f
           const i64 offset = row * channels + channel;
           return Pair<V>{cb_load<CB_ELEMENT, V>(dy + offset), cb_load<CB_ELEMENT, V>(x + offset)};
         },
-        [&](i64, const Pair<V>& loaded) {
+        [&](i64 row, const Pair<V>& loaded) {
           float errors[V];
-          if constexpr (SLOPE) undo(behind.activation, loaded, center, scale, shift, errors);
+          if constexpr (SLOPE) undo(behind, row, channels, channel, loaded, center, scale, shift, errors);
           CB_UNROLL
           for (int v = 0; v < V; ++v) {
             const float error = SLOPE ? errors[v] : to_float(loaded.dy.v[v]);
@@ -257,11 +275,12 @@ batch_norm_backward_sums(const CB_ELEMENT* dy, const CB_ELEMENT* x, const float*
 CB_KERNEL(THREADS, 2)
 batch_norm_slope_sums(const CB_ELEMENT* dy, const CB_ELEMENT* x, const float* mean, const float* inv_std,
                       float* partials, i64 num_rows, int rows_per_tile, int channels, int lanes, int vector,
-                      const CB_ELEMENT* gamma, const CB_ELEMENT* beta, int activation) {
+                      const CB_ELEMENT* gamma, const CB_ELEMENT* beta, int activation, const CB_ELEMENT* pooled,
+                      int pixels) {
   cb_dependent_launch();
   CB_SHARED(float, shared, 2 * COLUMN_SHARED);
   const Rows rows = rows_of_tile(cb_block_x(), rows_per_tile, num_rows);
-  const Behind behind{gamma, beta, activation};
+  const Behind behind = behind_tile(gamma, beta, activation, pooled, pixels, rows);
   if (vector > 1) {
     tile_gradients<WIDE, true>(dy, x, mean, inv_std, partials, rows, channels, lanes, shared, behind);
   } else {
@@ -310,7 +329,7 @@ CB_DEVICE void input_gradient(const CB_ELEMENT* dy, const CB_ELEMENT* x, CB_ELEM
       },
       [&](i64 row, const Pair<V>& loaded) {
         float errors[V];
-        if constexpr (SLOPE) undo(behind.activation, loaded, center, factor, shift, errors);
+        if constexpr (SLOPE) undo(behind, row, channels, channel, loaded, center, factor, shift, errors);
         Vec<CB_ELEMENT, V> result;
         CB_UNROLL
         for (int v = 0; v < V; ++v) {
@@ -336,14 +355,15 @@ batch_norm_backward_apply(const CB_ELEMENT* dy, const CB_ELEMENT* x, CB_ELEMENT*
   }
 }
 
-// dx may be dy.
-CB_KERNEL(THREADS, 2)
+// dx may be dy.  In float32 registers last for a third block on an SM.
+CB_KERNEL(THREADS, WIDE == 4 ? 3 : 2)
 batch_norm_slope_apply(const CB_ELEMENT* dy, const CB_ELEMENT* x, CB_ELEMENT* dx, const float* mean,
                        const float* inv_std, const CB_ELEMENT* gamma, const float* means, i64 num_rows,
-                       int rows_per_tile, int channels, int lanes, int vector, const CB_ELEMENT* beta, int activation) {
+                       int rows_per_tile, int channels, int lanes, int vector, const CB_ELEMENT* beta, int activation,
+                       const CB_ELEMENT* pooled, int pixels) {
   cb_dependent_launch();
   const Rows rows = rows_of_tile(cb_block_x(), rows_per_tile, num_rows);
-  const Behind behind{gamma, beta, activation};
+  const Behind behind = behind_tile(gamma, beta, activation, pooled, pixels, rows);
   if (vector > 1) {
     input_gradient<WIDE, true>(dy, x, dx, mean, inv_std, gamma, means, rows, channels, lanes, behind);
   } else {

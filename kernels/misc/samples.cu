@@ -3,7 +3,7 @@
 // samples — what has one value for each sample and channel of (n, rows, c), rows being its h * w pixels.
 //
 //   global_avg_pool            y[n,c] = sum over rows of x[n,row,c] / rows
-//   global_avg_pool_backward   dx[n,row,c] = dy[n,c] / rows
+//   global_avg_pool_backward   dx[n,row,c] = dy[n,c] / rows [+ residual]
 //   scale                      y[n,row,c] = x[n,row,c] * s[n,c]
 //   scale_backward             dx[n,row,c] = dy[n,row,c] * s[n,c],  ds[n,c] = sum over rows of dy * x
 //
@@ -68,28 +68,40 @@ global_avg_pool(const CB_ELEMENT* x, CB_ELEMENT* y, int num_rows, int channels, 
 }
 
 template <int V>
-CB_DEVICE void spread_mean(const CB_ELEMENT* dy, CB_ELEMENT* dx, int num_rows, int rows_per_tile, int channels,
-                           int lanes) {
+CB_DEVICE void spread_mean(const CB_ELEMENT* dy, const CB_ELEMENT* residual, CB_ELEMENT* dx, int num_rows,
+                           int rows_per_tile, int channels, int lanes) {
   const Column at = column_of_thread(lanes);
   const SampleRows of = rows_of_sample(num_rows, rows_per_tile);
   const int channel = ((int)cb_block_y() * lanes + at.lane) * V;
   if (channel >= channels) return;
-  Vec<CB_ELEMENT, V> share = cb_load<CB_ELEMENT, V>(dy + of.n * channels + channel);
+  float share[V];
+  load_channels<V>(dy + of.n * channels + channel, share);
   CB_UNROLL
-  for (int v = 0; v < V; ++v) share.v[v] = from_float<CB_ELEMENT>(to_float(share.v[v]) / (float)num_rows);
-  for (i64 row = of.rows.begin + at.row_lane; row < of.rows.end; row += at.num_row_lanes) {
-    cb_write<CB_ELEMENT, V>(dx + row * channels + channel, share);
-  }
+  for (int v = 0; v < V; ++v) share[v] /= (float)num_rows;
+  walk<LOADS>(
+      of.rows.begin + at.row_lane, of.rows.end, at.num_row_lanes,
+      [&](i64 row) {
+        Vec<CB_ELEMENT, V> added = {};
+        if (residual != nullptr) added = cb_read<CB_ELEMENT, V>(residual + row * channels + channel);
+        return added;
+      },
+      [&](i64 row, const Vec<CB_ELEMENT, V>& added) {
+        Vec<CB_ELEMENT, V> result;
+        CB_UNROLL
+        for (int v = 0; v < V; ++v) result.v[v] = from_float<CB_ELEMENT>(share[v] + to_float(added.v[v]));
+        cb_write<CB_ELEMENT, V>(dx + row * channels + channel, result);
+      });
 }
 
+// residual may be null; dx may be residual.
 CB_KERNEL(THREADS, 4)
-global_avg_pool_backward(const CB_ELEMENT* dy, CB_ELEMENT* dx, int num_rows, int rows_per_tile, int channels,
-                         int lanes, int vector) {
+global_avg_pool_backward(const CB_ELEMENT* dy, const CB_ELEMENT* residual, CB_ELEMENT* dx, int num_rows,
+                         int rows_per_tile, int channels, int lanes, int vector) {
   cb_dependent_launch();
   if (vector > 1) {
-    spread_mean<WIDE>(dy, dx, num_rows, rows_per_tile, channels, lanes);
+    spread_mean<WIDE>(dy, residual, dx, num_rows, rows_per_tile, channels, lanes);
   } else {
-    spread_mean<1>(dy, dx, num_rows, rows_per_tile, channels, lanes);
+    spread_mean<1>(dy, residual, dx, num_rows, rows_per_tile, channels, lanes);
   }
 }
 

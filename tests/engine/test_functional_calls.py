@@ -64,6 +64,9 @@ def _large_calls():
         ),
         "global_avg_pool": lambda: f.global_avg_pool(x, out=rows[:24]),
         "global_avg_pool_backward": lambda: f.global_avg_pool_backward(rows[:24], x_shape=x.shape, out=x),
+        "global_avg_pool_backward with others": lambda: f.global_avg_pool_backward(
+            rows[:24], x_shape=x.shape, residual=x, out=x, workspace=room
+        ),
         "relu": lambda: f.relu(x, out=big),
         "relu_backward": lambda: f.relu_backward(big, x, out=big, workspace=room),
         **{kind: lambda kind=kind: f.activation(x, kind=kind, out=big, workspace=room) for kind in curves},
@@ -79,6 +82,9 @@ def _large_calls():
         ),
         "batch_norm_backward": lambda: f.batch_norm_backward(
             big, x, b, mean=b, inv_std=b, dgamma=new(16), dbeta=new(16), out=big, workspace=room
+        ),
+        "batch_norm_backward with a pool": lambda: f.batch_norm_backward(
+            big, x, b, mean=b, inv_std=b, dgamma=new(16), dbeta=new(16), pooled=rows[:24], out=big, workspace=room
         ),
         "layer_norm": lambda: f.layer_norm(words, b_out, b_out, statistics=statistics, out=other_words, workspace=room),
         "layer_norm_backward": lambda: f.layer_norm_backward(

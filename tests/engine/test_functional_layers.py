@@ -128,6 +128,27 @@ def test_global_avg_pool_is_the_mean_and_spreads_evenly():
     np.testing.assert_array_equal(dx, np.full(x.shape, 1 / 12))
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_the_gradient_of_a_global_pool_is_added_to_that_of_other_readers(in_place):
+    """By the pool, here a sample at a time, and by a norm whose result is pooled: as if the sum had been stored."""
+    random = np.random.default_rng(9)
+    dy, (x, others) = random.standard_normal((3, 5)), random.standard_normal((2, 3, 2, 4, 5))
+    want, given = others + dy[:, None, None] / 8, others.copy()
+    out, workspace = given if in_place else np.empty_like(x), np.empty(64, np.uint8)
+    functional.global_avg_pool_backward(dy, x_shape=x.shape, residual=given, out=out, workspace=workspace)
+    np.testing.assert_allclose(out, want, rtol=1e-15)
+    row, results = np.ones(5), []
+    for errors, more in ((want, {}), (others, {"pooled": dy})):
+        dx = errors.copy()
+        gradients = {"dgamma": np.empty(5), "dbeta": np.empty(5), "out": dx if in_place else np.empty_like(x)}
+        functional.batch_norm_backward(
+            dx, x, row, mean=row, inv_std=row, beta=row, activation="silu", **gradients, **more
+        )  # fmt: skip
+        results.append(list(gradients.values()))
+    for ours, theirs in zip(*results, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
 def test_relu_and_its_gradient_work_in_place_and_at_zero():
     """At zero nothing passes, at NaN all, as in PyTorch; an infinite gradient behind a closed gate stays out."""
     x = np.array([-1.0, 0.0, 2.0, np.nan] * 3000)

@@ -151,7 +151,7 @@ def test_every_result_of_functional_is_known_by_its_keyword():
                                "shifts", "statistics", "workspace"}  # fmt: skip
     inputs = {"x", "w", "b", "y", "s", "dy", "gamma", "beta", "logits", "labels", "branches", "mask", "argmax", "saved",
               "scale", "shift", "residual", "positive", "seed", "reduce", "gammas", "betas", "biases", "means",
-              "variances", "token", "position", "w_in", "w_out", "b_in", "b_out", "parts"}  # fmt: skip
+              "variances", "token", "position", "w_in", "w_out", "b_in", "b_out", "parts", "pooled"}  # fmt: skip
     for name in functional.__all__:
         if name not in rounded._KNOW_STORAGE:
             parameters = inspect.signature(getattr(functional, name)).parameters

@@ -48,6 +48,16 @@ WRONG = {
     "gradient": (lambda c: window_pooling.avg_pool2d_backward(c, X, Window(2, 2), x_shape=(2, 4, 4, 8)), "dy"),
     "factors": (lambda c: scaling.scale(c, X, _f32(2, 8)), "s"),
     "scale": (lambda c: batch_norm.batch_norm_apply(c, X, _f32(7), _f32(8), mean=_f32(8), inv_std=_f32(8)), "gamma"),
+    "added": (
+        lambda c: window_pooling.global_avg_pool_backward(c, _f32(2, 8), x_shape=X.shape, residual=_f32(2, 4, 8)),
+        "residual",
+    ),
+    "mean's gradient": (
+        lambda c: batch_norm.batch_norm_backward(
+            c, X, X, _f32(8), mean=_f32(8), inv_std=_f32(8), dgamma=_f32(8), dbeta=_f32(8), pooled=_f32(3, 8)
+        ),
+        "pooled",
+    ),
     "labels": (lambda c: losses.softmax_cross_entropy(c, _f32(4, 3), np.zeros(3, np.int32)), "labels"),
     "state": (lambda c: optim.momentum(c, _f32(8), [_f32(8)], _f32(7), lr=0.1), "state 0"),
     "workspace": (lambda c: reductions.column_sums(c, X, workspace=np.zeros(4, np.uint8)), "workspace"),

@@ -304,20 +304,47 @@ def test_an_activation_is_applied_before_what_is_normalised_is_stored(launcher, 
 @pytest.mark.parametrize(("shape", "shift"), [((3, 7, 7, 24), 0), ((3, 7, 7, 24), 1), ((1100, 8), 0), ((9, 7), 0)])
 def test_the_slope_behind_a_norm_is_computed_from_its_input(launcher, shape, shift, kind, dtype):
     """All three gradients are those of the two layers one after the other; dx is written over dy."""
+    _assert_undone(launcher, shape, shift, kind, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["none", "relu", "silu"])
+@pytest.mark.parametrize(
+    ("shape", "shift", "pooled_at"),
+    [((3, 7, 7, 24), 0, 0), ((3, 7, 7, 24), 1, 0), ((3, 7, 7, 24), 0, 1), ((25, 11, 4, 8), 0, 0), ((9, 7), 0, 0)],
+)
+def test_the_gradient_of_a_global_pool_is_added_before_the_slope(launcher, shape, shift, pooled_at, kind, dtype):
+    """One value for each sample and channel, divided among the pixels; tiles of rows begin and end inside a sample."""
+    _assert_undone(launcher, shape, shift, kind, dtype, pooled_at=pooled_at)
+
+
+def _assert_undone(launcher, shape, shift, kind, dtype, *, pooled_at=None):
+    """
+    Check the gradients of a norm with an activation behind it.
+
+    Args:
+        pooled_at: Elements between the start of an allocation and the gradient of a global pool behind the two; None
+            for no pool.
+    """
     x, dy, gamma_, beta, mean, inv_std, pre, terms = _normed(dtype, shape, kind)
-    c, rows = shape[-1], int(np.prod(shape[:-1]))
+    n, c, rows, is_pooled = shape[0], shape[-1], int(np.prod(shape[:-1])), pooled_at is not None
+    pooled = encoded(rows / n * decoded(drawn(np.random.default_rng(1), (n, c), dtype)), dtype)
     dx, dgamma, dbeta = place(launcher, dy, shift), *(room(launcher, (c,), x.dtype) for _ in range(2))
     batch_norm.batch_norm_backward(
         launcher.context(), dx, place(launcher, x, shift), launcher.put(gamma_), mean=launcher.put(mean),
-        inv_std=launcher.put(inv_std), dgamma=dgamma, dbeta=dbeta, beta=launcher.put(beta), activation=kind,
+        inv_std=launcher.put(inv_std), dgamma=dgamma, dbeta=dbeta, beta=launcher.put(beta),
+        activation=None if kind == "none" else kind, pooled=place(launcher, pooled, pooled_at) if is_pooled else None,
         count=rows, out=dx,
     )  # fmt: skip
 
     # Rounding of an element's input changes its slope by less than the input's own error; near a bend, by the jump.
-    apart = abs(np.subtract.outer(pre, np.array(JUMPS[kind]))) <= 8 * U * (terms[..., None] + 1)
+    apart = abs(np.subtract.outer(pre, np.array(JUMPS.get(kind, ())))) <= 8 * U * (terms[..., None] + 1)
     unsure = np.where(apart.any(axis=-1), 1.0, gamma(14, U) * (1 + abs(pre) * (1 + abs(pre)) + terms))
     assert apart.any(axis=-1).mean() < 0.01
-    errors, off = decoded(dy) * CURVES[kind][1](pre), abs(decoded(dy)) * unsure
+    share = (is_pooled * n / rows * decoded(pooled)).reshape(n, *(1 for _ in shape[2:]), c)
+    slope = CURVES[kind][1](pre) if kind in CURVES else 1.0
+    errors, size = (decoded(dy) + share) * slope, abs(decoded(dy)) + abs(share)
+    off = size * (unsure + is_pooled * gamma(3, U) * 1.5)
     got = [decoded(launcher.get(array)) for array in (dx, dgamma, dbeta)]
     _assert_gradients(launcher, got, x, errors, (gamma_, mean, inv_std), dtype, off=off, label=kind)
 

@@ -45,16 +45,20 @@ def test_global_pooling_is_the_mean_over_pixels(launcher, case):
     assert_within(decoded(launcher.get(y)), want, within, axes="nc", label=f"global_avg_pool {case}")
 
 
-@given(case=samples())
-@settings(max_examples=20, deadline=None)
-def test_its_gradient_is_spread_evenly(launcher, case):
-    """One division for every pixel."""
+@given(case=samples(), added=st.sampled_from(["", "in place", "apart"]))
+@settings(max_examples=30, deadline=None)
+def test_its_gradient_is_spread_evenly(launcher, case, added):
+    """One division for every pixel, and a sum with the gradient of other readers."""
     n, h, w, c = case["shape"]
-    (dy,) = _arrays(case, (n, c))
-    dx = room(launcher, case["shape"], dy.dtype, case["shift"])
-    window_pooling.global_avg_pool_backward(launcher.context(), place(launcher, dy), x_shape=case["shape"], out=dx)
-    want = np.broadcast_to(decoded(dy)[:, None, None] / (h * w), case["shape"])
-    within = bound(1, abs(want), want, case["dtype"])
+    dy, others = _arrays(case, (n, c), case["shape"])
+    residual = place(launcher, others, case["shift"]) if added else None
+    dx = residual if added == "in place" else room(launcher, case["shape"], dy.dtype, case["shift"])
+    window_pooling.global_avg_pool_backward(
+        launcher.context(), place(launcher, dy), x_shape=case["shape"], residual=residual, out=dx
+    )
+    share = np.broadcast_to(decoded(dy)[:, None, None] / (h * w), case["shape"])
+    want = share + (decoded(others) if added else 0)
+    within = bound(2, abs(share) + abs(want), want, case["dtype"])
     assert_within(decoded(launcher.get(dx)), want, within, axes="nhwc", label=f"global_avg_pool_backward {case}")
 
 

@@ -71,6 +71,8 @@ def ended(terms, inputs):
 def norm_terms(op, inputs, weights):
     """The same for the gradients of a batch norm: sums over the batch that nearly cancel; a slope is at most 1.5."""
     x, dy, (mean, inv_std) = inputs["x0"], np.abs(inputs["dy"].reshape(inputs["x0"].shape)), inputs["statistics"]
+    if "pooled" in inputs:
+        dy += np.abs(inputs["pooled"]).reshape(len(dy), 1, 1, -1) / math.prod(dy.shape[1:3])
     dy = dy if op.activation is None else 1.5 * dy
     normed, axes = (np.abs(x) + np.abs(mean)) * inv_std, (0, 1, 2)
     spread = dy + dy.mean(axes) + normed * (dy * normed).mean(axes)

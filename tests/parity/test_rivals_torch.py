@@ -227,6 +227,11 @@ OTHERS = [
         cases.of_layer(BatchNorm2d(h=9, w=8, c=6), Pass.FPROP, 3, dtype, mode=mode, ending=["residual"], relu=True)
         for dtype in DTYPES for mode in ("training", "inference")
     ),
+    *(
+        cases.of_layer(layer, Pass.DGRAD, 3, dtype, with_bias=True, ending=[term])
+        for dtype in DTYPES
+        for layer, term in ((POOLS[-1], "residual"), (BatchNorm2d(h=9, w=8, c=6), "pooled"))
+    ),
     *(cases.optimizer_step(name, 5000, dtype) for dtype in DTYPES for name in ("sgd", "momentum", "adam")),
 ]  # fmt: skip
 

@@ -188,9 +188,14 @@ def batch_norm_backward(context: Context, given: SimpleNamespace, *, means: Any 
     check(x.dtype, x.shape, dy=dy, x=x, out=dx)
     check(x.dtype, (channels,), gamma=gamma, dgamma=given.dgamma, dbeta=given.dbeta)
     check(np.float32, (channels,), mean=mean, inv_std=inv_std)
-    # Kernels that also compute an activation's slope take more registers: separate ones, so that others stay as fast.
-    curve = [] if given.activation is None else [given.beta, _activation_code(given.activation, given.beta)]
     check(x.dtype, (channels,), beta=given.beta)
+    check(x.dtype, (len(x), channels), pooled=given.pooled)
+    # Kernels that also compute an activation's slope take more registers: separate ones, so that others stay as fast.
+    pooled, curve = given.pooled, []
+    if given.activation is not None:
+        curve = [given.beta, _activation_code(given.activation, given.beta), pooled, rows // len(x)]
+    elif pooled is not None:  # the slope of none, which needs no shift
+        curve = [gamma, activation_code("none"), pooled, rows // len(x)]
     if means is None:
         need = misc.batch_norm_backward_workspace(rows, channels, dtype_of(x), context.device)
         workspace = take_workspace(given.workspace, x, need)
@@ -200,7 +205,8 @@ def batch_norm_backward(context: Context, given: SimpleNamespace, *, means: Any 
             curve=[gamma, *curve] if curve else [], workspace=workspace[4 * means.size :],
         )  # fmt: skip
     stem = "batch_norm_slope" if curve else "batch_norm_backward"
-    tiles = misc.walked_tiles(rows, channels, vector_width(context, channels, dy, x, dx), x.itemsize, context.device)
+    vector = vector_width(context, channels, dy, x, dx, pooled)
+    tiles = misc.walked_tiles(rows, channels, vector, x.itemsize, context.device)
     numbers, grid = tile_arguments(rows, channels, tiles), (tiles.tiles, tiles.blocks, 1)
     context.run(f"{stem}_apply", x, grid, dy, x, dx, mean, inv_std, gamma, means, *numbers, *curve)
     return dx
@@ -216,13 +222,16 @@ def gradient_sums(
     Args:
         dy, x, mean, inv_std, dgamma, dbeta: As in `functional.batch_norm_backward`.
         means: Receives the means, float32 (2, c).
-        curve: gamma, beta and the code of an activation behind the norm, whose slope is applied to dy; empty for none.
+        curve: gamma, beta and the code of an activation behind the norm, whose slope is applied to dy. Then the
+            gradient (samples, c) of a global pool or None, and the pixels of a sample. Empty for neither.
         workspace: 1-D uint8 array of `batch_norm_backward_workspace` bytes, less those of `means`.
     """
     dtype, channels = dtype_of(x), x.shape[-1]
     rows = x.size // channels
     sums = variant.find("batch_norm_slope_sums" if curve else "batch_norm_backward_sums", dtype)
-    vector, resident = vector_width(context, channels, dy, x), resident_blocks(sums, context.device.compute_capability)
+    pooled = curve[3] if curve else None
+    vector = vector_width(context, channels, dy, x, pooled)
+    resident = resident_blocks(sums, context.device.compute_capability)
     tiles = misc.summed_tiles(rows, channels, vector, x.itemsize, context.device, blocks_per_sm=resident)
     partials = floats(workspace, tiles.tiles * 2 * channels)
     numbers = tile_arguments(rows, channels, tiles)

@@ -89,10 +89,11 @@ def global_avg_pool(context: Context, given: SimpleNamespace) -> Any:
 
 @operation(out=lambda given: given.x_shape)
 def global_avg_pool_backward(context: Context, given: SimpleNamespace) -> Any:
-    dy, dx, (n, h, w, c) = given.dy, given.out, given.x_shape
+    dy, residual, dx, (n, h, w, c) = given.dy, given.residual, given.out, given.x_shape
     check(dy.dtype, (n, c), dy=dy)
-    grid, numbers = sample_walk_grid(context, dx.shape, vector_width(context, c, dy, dx), dy.itemsize)
-    context.run("global_avg_pool_backward", dy, grid, dy, dx, h * w, *numbers)
+    check(dy.dtype, dx.shape, residual=residual)
+    grid, numbers = sample_walk_grid(context, dx.shape, vector_width(context, c, dy, residual, dx), dy.itemsize)
+    context.run("global_avg_pool_backward", dy, grid, dy, residual, dx, h * w, *numbers)
     return dx
 
 

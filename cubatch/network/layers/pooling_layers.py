@@ -98,7 +98,7 @@ class AvgPool2d(_Pool, type="avg_pool2d"):
 
 
 @attrs.frozen(kw_only=True)
-class GlobalAvgPool(Layer, type="global_avg_pool"):
+class GlobalAvgPool(Layer, type="global_avg_pool", adds_gradients=True):
     """Mean over all positions, per channel: (h, w, c) -> (1, 1, c)."""
 
     @property

@@ -104,6 +104,8 @@ def test_mobile_networks_norms_compute_their_activations():
                 ends[name, case.kind, term] += case.multiplicity
     assert ends["efficientnet-b0", "batch norm train", "silu"] == 33
     assert ends["efficientnet-b0", "batch norm backward", "slope of silu"] == 33
+    added = "batch norm backward", "gradient of a global pool"  # of each squeeze and excitation
+    assert (ends["efficientnet-b0", *added], ends["mobilenet-v3-large", *added]) == (16, 8)
     # Howard et al. 2019, table 1: 6 blocks with ReLU, 9 with hard swish, the first without an expansion; stem and head.
     assert ends["mobilenet-v3-large", "batch norm train", "hard_swish"] == 2 * 9 + 2
     assert ends["mobilenet-v3-large", "batch norm backward", "slope of hard_swish"] == 2 * 9 + 2

@@ -7,7 +7,7 @@ import math
 from cubatch.estimate.scheduled import scheduled_passes
 from cubatch.network import models
 from cubatch.network.graph import Network, layer_passes
-from cubatch.network.layers import Add, BatchNorm2d, Conv2d, HardSwish, ReLU
+from cubatch.network.layers import Add, BatchNorm2d, Conv2d, GlobalAvgPool, HardSwish, ReLU, Scale
 from cubatch.network.passes import Pass
 
 FORKED = Network(
@@ -57,6 +57,21 @@ def test_an_activation_that_a_norm_computes_runs_in_no_pass():
     for network, runs in ((behind, False), (FORKED, True)):
         found = {item.pass_: item for item in scheduled_passes(network, "training", "cubatch") if item.node.name == "b"}
         assert {pass_: item.runs for pass_, item in found.items()} == {Pass.FPROP: runs, Pass.DGRAD: runs}
+
+
+def test_the_gradient_of_a_global_pool_costs_what_reads_it():
+    """Behind a norm, which adds it, one value a channel; behind a product the pool reads the others' gradient."""
+    for layer, reads, runs in ((BatchNorm2d(name="n"), 4, False), (Conv2d(name="n", k=4, r=1, s=1), PIXELS, True)):
+        excited = Network(
+            input_shape=(3, 5, 4),
+            layers=[
+                Conv2d(name="a", k=4, r=1, s=1), layer, GlobalAvgPool(name="p"), Scale(name="s", inputs=["n", "p"]),
+            ],
+        )  # fmt: skip
+        passes = scheduled_passes(excited, "training", "cubatch")
+        found = {item.node.name: item for item in passes if item.pass_ is Pass.DGRAD}
+        assert found["p" if runs else "n"].more == reads
+        assert found["p"].runs is runs
 
 
 def test_sums_of_gradients_are_counted_also_where_the_layer_is_no_operation():

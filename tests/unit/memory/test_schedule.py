@@ -20,11 +20,13 @@ from cubatch.network.layers import (
     Conv2d,
     Dropout,
     Flatten,
+    GlobalAvgPool,
     HardSwish,
     Linear,
     MaxPool2d,
     ReLU,
     ReLU6,
+    Scale,
     Sigmoid,
     SiLU,
     Slice,
@@ -103,8 +105,38 @@ ACTIVATED = Network(
         Linear(k=2),
     ],
 )
+# Global pools next to other readers of: a norm's ReLU, read by a product first and last; a norm; a sum.
+POOLED = Network(
+    input_shape=(8, 8, 4),
+    layers=[
+        Conv2d(name="stem", k=4, r=3, s=3, pad=1),
+        BatchNorm2d(name="norm"),
+        ReLU(name="a"),
+        Conv2d(name="first", k=4, r=1, s=1),
+        GlobalAvgPool(name="second pool", inputs=["a"]),
+        BatchNorm2d(name="norm2", inputs=["first"]),
+        ReLU(name="b"),
+        GlobalAvgPool(name="first pool"),
+        Conv2d(name="second", inputs=["b"], k=4, r=1, s=1),
+        BatchNorm2d(name="norm3"),
+        GlobalAvgPool(name="plain pool"),
+        GlobalAvgPool(name="again", inputs=["norm3"]),
+        Scale(name="excited", inputs=["norm3", "plain pool"]),
+        Add(name="sum", inputs=["excited", "norm3"]),
+        GlobalAvgPool(name="sum pool"),
+        Scale(name="excited2", inputs=["sum", "sum pool"]),
+        Conv2d(name="third", k=4, r=1, s=1),
+        BatchNorm2d(name="norm4"),
+        GlobalAvgPool(name="beside a product"),
+        Conv2d(name="fourth", inputs=["norm4"], k=4, r=1, s=1),
+        GlobalAvgPool(name="last pool"),
+        Add(name="means", inputs=["second pool", "first pool", "again", "beside a product", "last pool"]),
+        Flatten(),
+        Linear(k=2),
+    ],
+)
 LIBRARIES = ["im2col", "cubatch"]
-NETWORKS = [BRANCHED, TWICE, CUT, ACTIVATED, *(models.build(name) for name in models.names())]
+NETWORKS = [BRANCHED, TWICE, CUT, ACTIVATED, POOLED, *(models.build(name) for name in models.names())]
 
 
 def run_symbolically(program: Schedule) -> dict[str, str]:
@@ -160,7 +192,7 @@ def test_every_saved_value_is_intact_when_the_backward_pass_reads_it(
     for name, reads in run_symbolically(program).items():
         node = by_name[name]
         for role, term in reads.items():
-            if role in {"residual", "parts"}:
+            if role in {"residual", "parts", "pooled"}:
                 continue
             if role.startswith("x") or role in {"positive", "normed"}:
                 of = norms[name] if role == "normed" else node
@@ -195,7 +227,7 @@ def test_every_gradient_is_the_sum_over_all_readers(network: Network, recompute:
             arrived = [(reader.name, f"dx{i}")] if reader.name in backward else expected[reader.name]
             expected.setdefault(source, []).extend(arrived)
     for name, reads in run_symbolically(program).items():
-        assert sorted(reads["dy"]) == sorted(expected[name])
+        assert sorted((*reads["dy"], *reads.get("pooled", ()))) == sorted(expected[name])
 
 
 def test_ranges_that_do_not_meet_share_one_gradient() -> None:
@@ -308,8 +340,38 @@ def test_an_activation_inside_its_norm_moves_nothing(monkeypatch: pytest.MonkeyP
     norms = {node.name for node in network.nodes if isinstance(node.layer, BatchNorm2d)}
     curves = [node.layer for node in network.nodes if isinstance(node.layer, SiLU) and node.inputs[0] in norms]
     assert len(curves) == 2 * 16 - 1 + 2  # an expansion and a depthwise one in each block but the first; stem and head
-    assert len(outside.ops) - len(inside.ops) == 2 * len(curves)
-    assert outside.moved - inside.moved == 5 * sum(math.prod(layer.output_shape) for layer in curves)
+    # Outside, the pools of 16 squeeze-and-excites read the gradient of their input and write the sum.
+    excited = [node.layer for node in network.nodes if isinstance(node.layer, Scale)]
+    assert len(outside.ops) - len(inside.ops) == 2 * len(curves) + len(excited)
+    once, again = (sum(math.prod(layer.output_shape) for layer in each) for each in (curves, excited))
+    assert outside.moved - inside.moved == 5 * once + 2 * again
+
+
+@pytest.mark.parametrize("experimental", [(), ("norm_sums",)])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_gradient_of_a_global_pool_is_added_where_another_is_read(
+    library: str, experimental: tuple[str, ...]
+) -> None:
+    """
+    On cubatch kernels by the norm, unless a product reads the norm's ReLU first and masks the sum; else by the pool.
+
+    A norm that adds one has its own sums, since a product's would be of a part of the gradient.
+    """
+    program = schedule(POOLED, "training", library=library, experimental=experimental)
+    back = {op.node.name: op for op in program.ops if op.kind == "backward" and op.node}
+    by_norm = {"norm2": "first pool", "norm3": "plain pool", "norm4": "beside a product"}
+    by_norm = by_norm if library == "cubatch" else {}
+    assert {name for name, op in back.items() if "pooled" in op.reads} == {*by_norm}
+    for norm in by_norm:
+        assert program.buffers[back[norm].reads["pooled"]].shape == (1, 1, 4)
+        assert "means" not in back[norm].reads
+    pools = {node.name: back.get(node.name) for node in POOLED.nodes if isinstance(node.layer, GlobalAvgPool)}
+    assert {name for name, op in pools.items() if op is None} == {*by_norm.values()}
+    own = {name: op for name, op in pools.items() if op is not None}
+    alone = {"second pool", "last pool"}  # no gradient of their input is there before
+    assert {name for name, op in own.items() if "residual" not in op.reads} == alone
+    assert all(own[name].reads["residual"] == own[name].writes["dx0"] for name in own.keys() - alone)
+    assert [op.node.name for op in program.ops if op.kind == "accumulate" and op.node] == ["norm3"]
 
 
 def test_a_residual_network_has_few_operations_beside_its_layers() -> None:
