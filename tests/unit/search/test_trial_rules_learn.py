@@ -49,16 +49,20 @@ def test_learn_names_only_what_the_budget_holds() -> None:
     assert trial_rules.learn(view(rising(), **CHEAP, left=1.0)) != [1024]
 
 
-def test_learn_on_a_cpu_ends_at_a_larger_expected_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loss between the two thresholds ends it with paired timings only."""
-    state = view(rising(), **CHEAP)
-    loss = state.expected_loss / state.tolerance
-    assert trial_rules.KNOWN < trial_rules.HOST_KNOWN < loss
-    monkeypatch.setattr(trial_rules, "HOST_KNOWN", 1.01 * loss)
-    assert trial_rules.learn(state) != []
-    noise = attrs.evolve(state.fitted.noise, reference_batch_size=1)
-    state.__dict__["fitted"] = attrs.evolve(state.fitted, noise=noise)
-    assert trial_rules.learn(state) == []
+@pytest.mark.parametrize(
+    ("spent", "budget", "paired", "learns"),
+    [(20.0, 60.0, True, True), (30.0, 60.0, True, False), (30.0, 60.0, False, True), (40.0, 280.0, True, True)],
+)
+def test_learn_on_a_cpu_ends_at_an_expected_loss_that_grows_with_the_seconds_spent(
+    spent: float, budget: float, paired: bool, learns: bool
+) -> None:
+    """It is 4.7 tolerances here: 0.2 tolerances a second end it with paired timings, half of that by twice 140 s."""
+    state = view(rising(), **CHEAP, budget=budget, left=budget - spent)
+    assert state.expected_loss / state.tolerance == pytest.approx(4.7, rel=0.05)
+    if paired:
+        noise = attrs.evolve(state.fitted.noise, reference_batch_size=1)
+        state.__dict__["fitted"] = attrs.evolve(state.fitted, noise=noise)
+    assert (trial_rules.learn(state) != []) is learns
 
 
 def test_learn_ends_where_the_answer_is_known() -> None:
