@@ -47,14 +47,12 @@ Z_90 = 1.645  # standard deviations to both sides that hold 90 %
 
 @attrs.frozen
 class SizeEstimate:
-    """The estimate from the timings of one size."""
+    """The estimated log cost of a step of one size, from the timings of this size alone, and its error."""
 
     batch_size: int
     log_cost: float  # of a step, in seconds or joules, at the usual host speed
     variance: float  # of its own error
-    host: float = (
-        0.0  # mean log slowdown of the host; the error of the common slope (`noise.Noise`) is multiplied by it
-    )
+    host: float = 0.0  # mean log slowdown of the host, by which the error of the common slope is multiplied
 
 
 @attrs.frozen(eq=False)

@@ -104,7 +104,7 @@ class _Trials:
 
     @classmethod
     def of(cls, timings: Sequence[Timing], noise: Noise, goal: Goal) -> Self:
-        """Return the trials of one size under a noise model; timings without a cost are left out."""
+        """Return the trials of one size under a noise model; those without a cost (seconds or joules) are left out."""
         every = [[t for t in taken if _cost(t, goal) is not None] for taken in by_trial(usable(timings)).values()]
         every = [taken for taken in every if taken]
         shifts = [np.array([_host_shift(timing, noise) for timing in taken]) for taken in every]

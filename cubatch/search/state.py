@@ -62,7 +62,7 @@ class SearchState:
 
     @functools.cached_property
     def sizes(self) -> list[int]:
-        """Sizes that were or may be measured; those between two neighboring candidates once both were tried."""
+        """Sizes that were or may be measured, ascending; those between two neighbors once both were tried."""
         known = {n for n in self.ladder if n not in self.closed and self.is_accepted(n)} | set(self.measured)
         if not self.extends:
             return sorted(known)
@@ -181,7 +181,11 @@ class SearchState:
 
     @functools.cached_property
     def most_seconds(self) -> float:
-        """The longest step of a size that may be recommended: by the latency limit, or by the lowest latency."""
+        """
+        Seconds of the longest step that may be recommended; infinite without a limit.
+
+        It is the latency limit, and by latency also the lowest latency plus the tolerance.
+        """
         limit = self.goal.latency_limit or math.inf
         if self.goal.objective == "latency" and self.fastest is not None:
             return min(limit, self.goal.allowed(self.seconds[self.fastest]))
