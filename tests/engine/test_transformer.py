@@ -163,6 +163,17 @@ def saved_arrays(n, t, c, heads, dtype="float64", *, padding=0):
 
 
 @given(attentions())
+@example(
+    {
+        "shape": (3, 5, 4),
+        "heads": 2,
+        "has_bias": True,
+        "keeps": True,
+        "target": 0,
+        "dtype": "float64",
+        "seed": 0,
+    }
+)  # what a block keeps is another place for each sample
 @settings(max_examples=examples(120), deadline=None)
 def test_attention_stays_within_the_rounding_of_its_sums(case):
     """

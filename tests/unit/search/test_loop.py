@@ -9,14 +9,17 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 import cubatch
 from cubatch.errors import EnergyNotAvailable
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import PER_TRIAL, Measured, Recorder, Timing
 from cubatch.measure.stopwatch import MIN_SPAN_SECONDS
+from cubatch.search import trial_rules
 from cubatch.search.events import Event
 from cubatch.search.noise import usable
+from cubatch.search.state import SearchState
 from cubatch.search.trial_rules import MOST_TRIALS
 from cubatch.tuning import answer
 from tests.fakes import ColdStart, Drift, FakeDevice, FakeRunner, affine
@@ -37,6 +40,26 @@ ROOT = Path(cubatch.__file__).parents[1]
 
 
 # --- the walk ------------------------------------------------------------------------------------------------
+
+
+def test_decisions_compute_on_one_blas_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Idle threads would spin into the next timing; afterwards the user's threads are back."""
+    decide, seen = trial_rules.next_trials, []
+
+    def threads() -> set[int]:
+        return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+
+    def recorded(state: SearchState) -> list[int]:
+        seen.append(threads())
+        return decide(state)
+
+    monkeypatch.setattr(trial_rules, "next_trials", recorded)
+    with threadpool_limits(2, user_api="blas"):
+        before = threads()
+        go(FakeDevice(affine(1e-3, 1e-4)), given())
+        assert threads() == before == {2}
+    assert seen
+    assert all(each == {1} for each in seen)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.02])
