@@ -250,8 +250,7 @@ def walked(
         TraceTooLong: If this process has used `deadline` seconds of CPU time, or a loop does not end without data.
         Exception: Raised by the step on fake tensors.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.func import functional_call
+    from torch.nn.utils.stateless import _reparametrize_module
 
     inputs.check_traceable(batch_size)
     # torch.compile skips code that it first sees under a dispatch mode: it would run eagerly from then on.
@@ -263,7 +262,7 @@ def walked(
         fake_logs.silent(),
         time_first.watched(module, batch_size) as time_parts,
         submodules.watched(module) as running,
-        FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False) as mode,
+        _fake_mode(device) as mode,
         _Watch(deadline, running, mode, batches=kind.accumulate if records else None, opaque=opaque) as watch,
     ):
         _replace_submodules(module, opaque, watch.called)
@@ -284,7 +283,7 @@ def walked(
 
         def call(*positional: Any, **keyword: Any) -> Any:
             watch.batch += 1
-            made = functional_call(module, fakes, positional, keyword)
+            made = module(*positional, **keyword)
             output[0] = sum(tensor.numel() for tensor in tensors_of(made))
             return made
 
@@ -308,7 +307,8 @@ def walked(
         watch.mark("weights", fakes.values())
         for _ in range(2 if kind.training else 1):  # the second finds gradients and the optimizer's state
             watch.begin_step()
-            step()
+            with _reparametrize_module(module, fakes, tie_weights=True):  # also where backward passes run it again
+                step()
             watch.mark("gradients", (each.grad for each in parameters if each.grad is not None))
             watch.mark("optimizer", tensors_of([dict(each.state) for each in optimizers]))
         made = [name for name, _ in module.named_parameters() if name not in fakes]
@@ -326,6 +326,26 @@ def walked(
     )  # fmt: skip
 
 
+@contextlib.contextmanager
+def _fake_mode(device: Any) -> Iterator[Any]:
+    """Yield PyTorch's mode of tensors without data, in which those on the "meta" device are on `device` too."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+    converter = mode.fake_tensor_converter
+    convert = converter.from_real_tensor
+
+    def from_tensor(_: Any, tensor: Any, *arguments: Any, **options: Any) -> Any:
+        if tensor.is_meta and not hasattr(tensor, "__tensor_flatten__"):
+            return converter.from_meta_and_device(mode, tensor, device)
+        return convert(mode, tensor, *arguments, **options)
+
+    converter.from_real_tensor = from_tensor
+    is_meta = torch.get_default_device().type == "meta"
+    with device if is_meta else contextlib.nullcontext(), mode:
+        yield mode
+
+
 @attrs.define(eq=False)
 class _Life:
     """A storage of a traced step."""
@@ -336,6 +356,7 @@ class _Life:
     submodule: str  # name of the submodule that made it
     end: float = math.inf
     part: str = ""  # its part in PARTS; "" for an activation
+    reference: Any = None  # to the storage, with a callback at its end. Storages on "meta" outlive the trace
 
 
 class _Watch:
@@ -405,7 +426,7 @@ class _Watch:
         self._lives.append(life)
         if self.alive > self.peak:
             self.peak, self._peak_at = self.alive, self._now
-        weakref.finalize(storage, self._gone, life)
+        life.reference = weakref.ref(storage, lambda _: self._gone(life))
 
     def see_constants(self, arguments: Any) -> list[Any]:
         """Add the inputs that are the same at all sizes, which keep their data; return what the trace must hold."""
@@ -493,18 +514,12 @@ class _Watch:
     def _run(self, operation: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
         """Return the result of an operation without data; run it on zeros if it is small and cannot be traced."""
         from torch._subclasses.fake_tensor import UnsupportedOperatorException
-        from torch.utils._python_dispatch import _disable_current_modes
 
-        tensors = list(tensors_of((arguments, options)))
-        if torch.Tag.inplace_view in operation.tags and all(
-            type(each) is torch.Tensor and each.is_meta for each in tensors
-        ):
-            with _disable_current_modes():  # as in torch.tensor(..., device="meta"), which no mode sees before
-                return operation(*arguments, **options)
         try:
             return operation(*arguments, **options)
         except UnsupportedOperatorException:
-            if sum(each.numel() * each.itemsize for each in tensors) > _MOST_RUN_BYTES:
+            size = sum(each.numel() * each.itemsize for each in tensors_of((arguments, options)))
+            if size > _MOST_RUN_BYTES:
                 raise
             self._fakes.allow_fallback_kernels = True
             try:

@@ -83,10 +83,9 @@ class TorchModule:
         self._place = _place(tensors) or (inputs.device if place is None else torch.device(place))
         if self._place.type == "cuda":
             check_graphs(module)
-        if self._place.type == "meta" and autocast is not None:
-            remedy = "PyTorch has no autocast there. Build the module on the CPU."
-            raise InvalidArgument("autocast", autocast, 'left out for a module on the "meta" device', remedy)
-        self._inputs = inputs.on(self._place)
+        # A module on "meta" is traced as on the CPU: PyTorch has other kernels for attention and LSTM there, no autocast.
+        self._traced_place = torch.device("cpu") if self._place.type == "meta" else self._place
+        self._inputs = inputs.on(self._traced_place)
         self._start: StartState | None = None
         self._saved = SavedState(module, training=self._kind.training)
         self._called: Callable[..., Any] = module
@@ -172,7 +171,7 @@ class TorchModule:
         """
         _check_walkable(self._bare)
         return torch_memory.peaks_of(
-            self._bare, self._inputs, self._kind, self._place, num_bytes, top=top, seconds=seconds
+            self._bare, self._inputs, self._kind, self._traced_place, num_bytes, top=top, seconds=seconds
         )
 
     def walk(self, batch_size: int, *, records: bool = False, on_gpu: bool = False) -> Walk:
@@ -194,8 +193,8 @@ class TorchModule:
             try:
                 with self._in_mode():
                     walked = self._walks[batch_size, on_gpu] = torch_memory.walked(
-                        self._bare, self._inputs, kind, self._place, batch_size, deadline=math.inf, records=records,
-                        opaque=self._opaque,
+                        self._bare, self._inputs, kind, self._traced_place, batch_size, deadline=math.inf,
+                        records=records, opaque=self._opaque,
                     )  # fmt: skip
             except CubatchError:
                 raise

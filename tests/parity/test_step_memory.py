@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import cubatch as cb  # noqa: E402
 from cubatch.errors import DoesNotFit, InvalidArgument  # noqa: E402
@@ -302,22 +303,58 @@ class Collecting(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.layer = nn.Linear(64, 64)
+        self.layer, self.shift = nn.Linear(64, 64), torch.zeros(64)
 
     def forward(self, x):
         kept = torch.tensor([], device=self.layer.weight.device)
+        x = x + self.shift + torch.ones(64)
         for _ in range(3):
             kept = torch.cat([kept, self.layer(x).flatten()])
         return kept
 
 
 def test_a_module_on_the_meta_device_may_make_tensors_of_numbers():
-    """`torch.tensor` makes them there before any mode sees them; the footprint is that of a module with data."""
+    """A tensor without a name is on the same device; the footprint is that of a module with data."""
     with torch.device("meta"):
         absent, generating = Collecting(), Generating()
-    found = cb.footprint(absent, (64,), batch_size=100)
-    assert found == cb.footprint(Collecting(), (64,), batch_size=100)
+        found = cb.footprint(absent, (64,), batch_size=100)
+    assert found == cb.footprint(absent, (64,), batch_size=100) == cb.footprint(Collecting(), (64,), batch_size=100)
     assert cb.footprint(generating, lambda n: (tokens(n, 8),), batch_size=4).total > 0
+
+
+class Recomputed(nn.Module):
+    """Two layers whose results the backward pass computes again, with the parameters of the module."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+
+    def forward(self, x):
+        return checkpoint(self.layers, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize(
+    ("make", "batches"),
+    [
+        (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 4)), (3, 8, 8)),
+        (lambda: nn.LSTM(32, 64, batch_first=True), (16, 32)),
+        (language_model, lambda n: {"input_ids": tokens(n, 8), "labels": tokens(n, 8)}),
+        (Recomputed, (64,)),
+    ],
+    ids=["batch norm", "LSTM", "tied transformer", "checkpointed"],
+)
+def test_a_module_on_the_meta_device_is_predicted_as_its_twin_on_the_cpu(make, batches):
+    """Memory by part, the largest batch and the time on a GPU, in training with autocast."""
+    with torch.device("meta"):
+        absent = make()
+    options = {"mode": "training", "optimizer": "adam", "autocast": "bfloat16"}
+    for module in (absent, make()):
+        taken = cb.footprint(module, batches, batch_size=24, **options)
+        most = cb.max_batch_size(module, "40MiB", batches=batches, **options)
+        forecast = cb.predict(module, batches, device="t4", batch_sizes=[8], memory_limit="40MiB", **options)
+        if module is absent:
+            wanted = taken, most, forecast.seconds
+    assert (taken, most, forecast.seconds) == wanted
 
 
 class Sampling(nn.Module):
@@ -654,7 +691,6 @@ def test_the_command_compares_devices_for_a_module(named, monkeypatch, capfd):
         ((nn.Linear(8, 2), (8,)), {"recompute": True}, "recompute"),
         ((nn.Linear(8, 2), (8,)), {"batch_size": 0}, "batch_size"),
         ((nn.Linear(8, 2), (8,)), {"mode": "evaluation"}, "mode"),
-        ((nn.Linear(8, 2, device="meta"), (8,)), {"autocast": "bfloat16"}, "autocast"),
         (("mlp",), {"loss": len}, "loss"),
         (("mlp",), {"accumulate": 2}, "accumulate"),
         ((Reading(), (8,)), {}, "module"),
