@@ -127,9 +127,9 @@ def _traced(step: Step) -> tuple[tuple[Operator, ...], tuple[int, ...]]:
 
     module = _module(step.model)
     traced = TorchModule(
-        module, step.batches, mode=step.mode, optimizer=step.optimizer or "sgd", autocast=step.autocast
+        module, step.batches, mode=step.mode, optimizer=step.optimizer or "sgd", autocast=step.autocast, records=True
     )
-    every = traced.walk(step.batch_size, records=True).operators
+    every = traced.walk(step.batch_size).operators
     gradients = tuple(each.numel() * each.element_size() for each in module.parameters())
     return tuple(each for each in every if step.optimizer or each.phase != "optimizer"), gradients
 

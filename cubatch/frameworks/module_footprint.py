@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -70,25 +71,42 @@ class ModuleFootprint(Shown):
     ) -> ModuleFootprint:
         """Return the footprint of a traced step: with the overhead of `gpu`, or of the tensors alone without one."""
         by_submodule = dict(sorted(walk.activations.items(), key=lambda item: -item[1]))
-        workspace = allocator = overhead = 0
-        is_expandable = None if gpu is None else caching_allocator.is_expandable()
-        if gpu is not None:
-            workspace, overhead = cublas_workspace_bytes(gpu), context_overhead.overhead_bytes(gpu)
-            capacity = math.inf if gpu.memory_bytes is None else max(0, gpu.memory_bytes - overhead)
-            reserved = caching_allocator.reserved_bytes(
-                [(workspace, 0, math.inf), *walk.lives], capacity, is_expandable=bool(is_expandable)
-            )
-            allocator = reserved - workspace - walk.peak_bytes
+        workspace, overhead = (cublas_workspace_bytes(gpu), context_overhead.overhead_bytes(gpu)) if gpu else (0, 0)
+        total = total_bytes(walk.lives, gpu)
         return cls(
             name=name, mode=mode, batch_size=batch_size, **walk.parts, activations=sum(by_submodule.values()),
-            workspace=workspace, allocator=allocator, expandable_segments=is_expandable, overhead=overhead,
-            overhead_source="" if gpu is None else context_overhead.source(gpu),
-            total=walk.peak_bytes + workspace + allocator + overhead, by_submodule=by_submodule, recurrent=recurrent,
+            workspace=workspace, allocator=total - walk.peak_bytes - workspace - overhead,
+            expandable_segments=None if gpu is None else caching_allocator.is_expandable(), overhead=overhead,
+            overhead_source="" if gpu is None else context_overhead.source(gpu), total=total,
+            by_submodule=by_submodule, recurrent=recurrent,
         )  # fmt: skip
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the footprint as a plain mapping, for JSON."""
         return attrs.asdict(self) | {"recurrent": list(self.recurrent)}
+
+
+def total_bytes(lives: Iterable[tuple[int, float, float]], gpu: Device | None) -> int:
+    """
+    Return the bytes that storages take at their peak, on a GPU with the overhead of allocator, cuBLAS and context.
+
+    Args:
+        lives: Bytes, time of allocation and time of release of each storage; no two times are equal but infinity.
+        gpu: The GPU; None for a CPU.
+
+    Example:
+        >>> total_bytes([(10, 1, 2), (30, 3, 6), (5, 4, 5)], None)
+        35
+    """
+    if gpu is None:
+        changes = ((time, size) for taken, begin, end in lives for time, size in ((begin, taken), (end, -taken)))
+        return max(itertools.accumulate(size for _, size in sorted(changes)), default=0)
+    overhead = context_overhead.overhead_bytes(gpu)
+    capacity = math.inf if gpu.memory_bytes is None else max(0, gpu.memory_bytes - overhead)
+    stored = [(cublas_workspace_bytes(gpu), 0, math.inf), *lives]
+    return overhead + caching_allocator.reserved_bytes(
+        stored, capacity, is_expandable=caching_allocator.is_expandable()
+    )
 
 
 def cublas_workspace_bytes(gpu: Device) -> int:

@@ -14,7 +14,7 @@ import attrs
 from cubatch.checks import MAX_BATCH_SIZE
 from cubatch.errors import CubatchError, InvalidArgument
 from cubatch.estimate.operators import Operator
-from cubatch.frameworks import garbage, module_source, torch_memory
+from cubatch.frameworks import garbage, module_footprint, module_source, torch_memory
 from cubatch.frameworks.attributes import kept_attributes
 from cubatch.frameworks.lazy_torch import torch
 from cubatch.frameworks.module_footprint import ModuleFootprint
@@ -44,6 +44,7 @@ class TorchModule:
         sizes: Batch sizes at which a function that makes batches is called.
         place: PyTorch's name of the device of a module without tensors; None is the device of the example.
         opaque: As for `footprint`.
+        records: Whether traces record the operators of a step, for a prediction of time.
 
     Raises:
         InvalidArgument: If an argument is invalid.
@@ -55,7 +56,7 @@ class TorchModule:
         optimizer: str | Callable[[Iterable[Any]], Any] = "sgd", autocast: str | None = None,
         channels_last: bool = False, compiled: bool = False, accumulate: int = 1,
         constant_inputs: Sequence[str | int] = (), sizes: Sequence[int] = DRAWN_SIZES, place: str | None = None,
-        opaque: Mapping[str, Opaque] | None = None,
+        opaque: Mapping[str, Opaque] | None = None, records: bool = False,
     ) -> None:  # fmt: skip
         if not isinstance(module, torch.nn.Module):
             raise InvalidArgument(
@@ -83,13 +84,13 @@ class TorchModule:
         self._place = _place(tensors) or (inputs.device if place is None else torch.device(place))
         if self._place.type == "cuda":
             check_graphs(module)
-        # A module on "meta" is traced as on the CPU: PyTorch has other kernels for attention and LSTM there, no autocast.
+        # On "meta" PyTorch has other operators of attention and LSTM, and no autocast.
         self._traced_place = torch.device("cpu") if self._place.type == "meta" else self._place
         self._inputs = inputs.on(self._traced_place)
         self._start: StartState | None = None
         self._saved = SavedState(module, training=self._kind.training)
         self._called: Callable[..., Any] = module
-        self._walks: dict[tuple[int, bool], Walk] = {}
+        self._records, self._walks = records, dict[tuple[int, bool], Walk]()
 
     @property
     def name(self) -> str:
@@ -174,27 +175,25 @@ class TorchModule:
             self._bare, self._inputs, self._kind, self._traced_place, num_bytes, top=top, seconds=seconds
         )
 
-    def walk(self, batch_size: int, *, records: bool = False, on_gpu: bool = False) -> Walk:
+    def walk(self, batch_size: int, *, on_gpu: bool = False) -> Walk:
         """
         Return the trace of a step of a batch size on fake tensors; it is cached, and the module is restored.
 
-        Args:
-            records: Whether to record its operators.
-            on_gpu: Whether optimizers step as PyTorch's do on a GPU.
+        `on_gpu` is whether optimizers step as PyTorch's do on a GPU.
 
         Raises:
             NotImplementedError: As `peaks`.
             InvalidArgument: If a step cannot be traced on tensors without data.
         """
         walked = self._walks.get((batch_size, on_gpu))
-        if walked is None or (records and not walked.operators):
+        if walked is None:
             _check_walkable(self._bare)
             kind = attrs.evolve(self._kind, foreach=on_gpu, consumes_inputs=not self._kind.training)
             try:
                 with self._in_mode():
                     walked = self._walks[batch_size, on_gpu] = torch_memory.walked(
                         self._bare, self._inputs, kind, self._traced_place, batch_size, deadline=math.inf,
-                        records=records, opaque=self._opaque,
+                        records=self._records, opaque=self._opaque,
                     )  # fmt: skip
             except CubatchError:
                 raise
@@ -225,13 +224,13 @@ class TorchModule:
 
     def operators(self, largest: int) -> dict[int, Sequence[Operator]]:
         """
-        Return the operators of traced steps by batch size: 2, 16 and the largest one.
+        Return the operators of traced steps by batch size: 2, 16 and the largest one; without `records` there are none.
 
         Raises:
             NotImplementedError, InvalidArgument: As `walk`.
         """
         sizes = sorted({min(size, largest) for size in (*_FIRST_SIZES, largest)})
-        return {size: self.walk(size, records=True).operators for size in sizes}
+        return {size: self.walk(size).operators for size in sizes}
 
     def peak_bytes(self, batch_size: int) -> int:
         """Return the peak bytes of a step from two or more traces made before; between their sizes a bound."""
@@ -249,14 +248,18 @@ class TorchModule:
         Raises:
             NotImplementedError, InvalidArgument: As `walk`.
         """
-        if device is None and self._place.type == "cuda":
-            device = self.device
-        gpu = None if device is None or device.kind == "cpu" else device
+        gpu = self._gpu(device)
         mode = MODES[self._kind.training]
         layers = self._module.named_modules()
         recurrent = tuple(name or self.name for name, layer in layers if isinstance(layer, torch.nn.RNNBase))
         walk = self.walk(batch_size, on_gpu=gpu is not None)
         return ModuleFootprint.of(self.name, mode, batch_size, walk, gpu, recurrent=recurrent)
+
+    def _gpu(self, device: Device | None) -> Device | None:
+        """Return the GPU on which steps are to run, by default that of the module; None for a CPU."""
+        if device is None and self._place.type == "cuda":
+            device = self.device
+        return None if device is None or device.kind == "cpu" else device
 
     def largest(self, num_bytes: int, device: Device | None = None) -> int:
         """
@@ -267,17 +270,27 @@ class TorchModule:
         Raises:
             NotImplementedError, InvalidArgument: As `walk`.
         """
-        known = {size: self.footprint(size, device).total for size in _FIRST_SIZES}
-        for trial in itertools.count():
-            fits = max((size for size, total in known.items() if total <= num_bytes), default=0)
-            beyond = min((size for size, total in known.items() if total > num_bytes), default=MAX_BATCH_SIZE + 1)
-            if beyond - fits <= 1:
-                break
-            # A line meets the limit at once where memory is linear. Segments of an allocator make steps: bisect those.
-            guess = (fits + beyond) // 2 if trial % 2 and trial > 1 else Peaks(known).largest(num_bytes)
-            size = min(max(guess, fits + 1), beyond - 1)
-            known[size] = self.footprint(size, device).total
-        return fits
+        gpu = self._gpu(device)
+
+        def traced(size: int) -> int:
+            return self.footprint(size, device).total
+
+        def linear(size: int) -> int:
+            """Return the bytes of storages that grow linearly with the batch, as all of them do in most modules."""
+            grown = (
+                (few + (many - few) * (size - low) // (high - low), begin, end)
+                for (few, begin, end), (many, *_) in zip(*lives, strict=True)
+            )
+            return module_footprint.total_bytes(grown, gpu)
+
+        known, (low, high) = {size: traced(size) for size in _FIRST_SIZES}, _FIRST_SIZES
+        lives = [self.walk(size, on_gpu=gpu is not None).lives for size in _FIRST_SIZES]
+        times = [[life[1:] for life in each] for each in lives]
+        if times[0] == times[1] and (guess := _largest(linear, num_bytes, known)):
+            known[guess] = traced(guess)
+            if known[guess] == linear(guess):  # the operations are the same at this size too
+                return guess
+        return _largest(traced, num_bytes, known)
 
     @contextlib.contextmanager
     def _in_mode(self) -> Iterator[None]:
@@ -312,6 +325,21 @@ class TorchModule:
             channels_last=self._channels_last,
             dtype=self.dtype, bare=self._bare if self._has_ranks else None, start=self._start,
         )  # fmt: skip
+
+
+def _largest(total: Callable[[int], int], num_bytes: int, known: Mapping[int, int]) -> int:
+    """Return the largest size of which `total` is at most `num_bytes`; 0 if none is. `known` has some of its values."""
+    known = dict(known)
+    for trial in itertools.count():
+        fits = max((size for size, taken in known.items() if taken <= num_bytes), default=0)
+        beyond = min((size for size, taken in known.items() if taken > num_bytes), default=MAX_BATCH_SIZE + 1)
+        if beyond - fits <= 1:
+            break
+        # A line meets the limit at once where memory is linear. Segments of an allocator make steps: bisect those.
+        guess = (fits + beyond) // 2 if trial % 2 and trial > 1 else Peaks(known).largest(num_bytes)
+        size = min(max(guess, fits + 1), beyond - 1)
+        known[size] = total(size)
+    return fits
 
 
 def check_kind(mode: str, loss: object, optimizer: object, autocast: str | None) -> None:

@@ -276,7 +276,7 @@ def is_module(spec: Any, batches: Any) -> bool:
 @contextlib.contextmanager
 def traced(spec: Any, batches: Any, kind: Mapping[str, Any]) -> Iterator[TorchModule]:
     """
-    Yield a module whose steps can be traced; `kind` has the options of its step.
+    Yield a module whose steps can be traced; `kind` has the options of its step, and those of `TorchModule`.
 
     Exceptions in the block other than a CubatchError become InvalidArgument.
     """

@@ -29,8 +29,7 @@ LAUNCH, SHARE, HOST = 3e-6, 0.75, 40e-6  # as the documentation states them
 def operators(module, batches, batch_size, **kind):
     """The operators of a step of one batch size."""
     settings = {"mode": "inference", "loss": None, "optimizer": "sgd", "autocast": None, **kind}
-    stepped = TorchModule(module, batches, **settings)
-    return stepped.walk(batch_size, records=True).operators
+    return TorchModule(module, batches, records=True, **settings).walk(batch_size).operators
 
 
 def test_linear_layers_have_the_flop_and_bytes_of_arithmetic():

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import cubatch as cb  # noqa: E402
 from cubatch.errors import DoesNotFit, InvalidArgument  # noqa: E402
-from cubatch.frameworks import recurrent_workspace  # noqa: E402
+from cubatch.frameworks import recurrent_workspace, torch_memory  # noqa: E402
 from cubatch.hardware import context_overhead  # noqa: E402
 from cubatch.units import format_bytes  # noqa: E402
 from tests.parity.traced_modules import MODULES, WORDS, Adapted, Reading, Tied, tokens, transformers  # noqa: E402
@@ -553,6 +553,41 @@ def test_the_largest_batch_fits_and_the_next_does_not(name):
     assert cb.footprint(module, batches, batch_size=largest + 1, **options).total > 32 * 2**20
     with pytest.raises(DoesNotFit):
         cb.max_batch_size(module, "64KiB", batches=batches, **options)
+
+
+def test_the_largest_batch_on_a_gpu_takes_three_traces(monkeypatch):
+    """Two sizes show how each storage grows, and a third confirms it; the allocator's segments make steps of 20 MiB."""
+    traced, walked = [], torch_memory.walked
+
+    def watched(*arguments, **options):
+        traced.append(arguments[4])
+        return walked(*arguments, **options)
+
+    monkeypatch.setattr(torch_memory, "walked", watched)
+    (make, batches), options = MODULES["adapters"], {"mode": "training", "optimizer": "adam", "device": "t4"}
+    module = make()
+    largest = cb.max_batch_size(module, "2GiB", batches=batches, **options)
+    assert traced == [2, 16, largest]
+    totals = [cb.footprint(module, batches, batch_size=n, **options).total for n in (largest, largest + 1)]
+    assert totals[0] <= 2**31 < totals[1]
+
+
+class RowByRow(nn.Module):
+    """Has as many operations as samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return torch.stack([row * self.scale for row in x])
+
+
+def test_the_largest_batch_is_right_where_the_number_of_operations_grows():
+    """The storages of two sizes cannot be compared one by one, so that more sizes are traced."""
+    largest = cb.max_batch_size(RowByRow(), "32MiB", batches=(2**18,), mode="training")
+    totals = [cb.footprint(RowByRow(), (2**18,), batch_size=n, mode="training").total for n in (largest, largest + 1)]
+    assert totals[0] <= 2**25 < totals[1]
 
 
 def test_on_a_gpu_the_parts_are_those_of_the_tensors_and_of_its_allocator():

@@ -120,7 +120,8 @@ def module(
     """
     gpu = _gpu_of(device)
     memory = memory_limit_of(gpu, request.memory_limit)
-    with step_memory.traced(spec, batches, step_memory.applicable(kind, is_foreign=True)) as traced:
+    options = {**step_memory.applicable(kind, is_foreign=True), "records": True}
+    with step_memory.traced(spec, batches, options) as traced:
         largest = step_memory.ModuleStep(traced, only_tensors=True).largest(memory.bytes, gpu)
         operators = traced.operators(largest)
         name, dtype, peak_bytes = traced.name, traced.dtype, traced.peak_bytes
