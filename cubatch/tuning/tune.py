@@ -128,10 +128,8 @@ def autotune(
         if dims:
             raise InvalidArgument("dims", dims, 'left out unless library="onnxruntime" runs an .onnx file')
         if threads is not None:
-            allowed = "left out for cubatch's own engine, which runs as one instance"
-            remedy = (
-                'Only ONNX Runtime (library="onnxruntime") and modules of PyTorch (library="torch" of the command) can.'
-            )
+            allowed = "left out for a network, which cubatch's own engine runs as one instance"
+            remedy = 'An .onnx file (library="onnxruntime") and "package.module:build" of PyTorch run as several.'
             raise InvalidArgument("threads", threads, allowed, remedy)
         subject = NetworkSubject.of(
             layer_spec, device, request, devices=devices, mode=mode, dtype=dtype, optimizer=optimizer,
