@@ -176,7 +176,7 @@ def _in_loop(result: TuningResult) -> TuningResult:
     is_limit |= any(n > size and share * step > steps[size] for n, step in steps.items())
     measurements = [
         attrs.evolve(m, status="ok", stop_reason="nothing is faster in the loop with the data loader")
-        if m.batch_size == size and m.status != "ok"
+        if m.batch_size in within and m.status != "ok"
         else m
         for m in result.measurements
     ]

@@ -115,8 +115,7 @@ def headline(result: TuningResult, posterior: Posterior) -> str:
         alone = " No other size was requested." if result.decided_by == "batch_sizes" else ""
         return f"Use batch size {n}: {value}.{alone}"
     if n in equal and len(equal) > 1:
-        noise = format_tenths(max(_noise(posterior, m, result.fastest_batch_size or n) for m in equal))
-        alike_ = f"Sizes {_span(equal, result)} are {_EQUAL[result.objective]} within the noise ({noise})."
+        alike_ = f"Sizes {_span(equal, result)} are {_EQUAL[result.objective]} within the noise."
         end = "largest" if result.objective == "latency" else "smallest"
         why = (
             ""
@@ -164,8 +163,7 @@ def _against_current(result: TuningResult, posterior: Posterior, current: int, v
     if n == current == fastest:
         return f"Keep batch size {n}: {value}, {_rank(result, n)}."
     if n == current and shares[n] < 1 - (result.tolerance or 0.0):
-        noise = format_tenths(_noise(posterior, n, fastest))
-        return f"Keep batch size {n}: {value}, not distinguishable from {best} within the noise ({noise})."
+        return f"Keep batch size {n}: {value}, not distinguishable from {best} within the noise."
     if n == current:
         return f"Keep batch size {n}: {value}, within {_tolerance(result)} of {best}."
     if current not in shares:
@@ -199,7 +197,7 @@ def details(
         throttled_only: Sizes whose timings were all throttled.
     """
     of_step = [
-        *_fastest(result, posterior),
+        *_fastest(result),
         *_noisy_ties(result),
         *_limit(result, decision, outcomes),
         *_floor(result),
@@ -282,7 +280,7 @@ def sizes_without_result(result: TuningResult, outcomes: Outcomes) -> list[str]:
             (alike, f"{why}: {_names(alike)}. State what is accepted with multiple_of or divides."),
             (below, f"Not expected to be better, from the timings of neighbors: {_names(below)}."),
             (above, f"Not tried, because {failed}: {_names(above)}."),
-            (untried, f"Not tried, because the budget ended{gained}: {_names(untried)}. Raise budget."),
+            (untried, f"Not tried for lack of time{gained}: {_names(untried)}. Raise budget."),
             (unreached, f"Not reached before the interruption: {_names(unreached)}."),
             (others, f"Without a result: {others}."),
         ),
@@ -361,21 +359,13 @@ def _equal(result: BatchSizeResult) -> list[int]:
     return sorted({result.fastest_batch_size or 0, *result.ties})
 
 
-def _noise(posterior: Posterior, n: int, other: int) -> float:
-    if n == other:
-        return 0.0
-    low, high = posterior.ratio_interval(n, other)
-    return math.expm1((high - low) / 2)
-
-
-def _fastest(result: TuningResult, posterior: Posterior) -> list[str]:
+def _fastest(result: TuningResult) -> list[str]:
     n, fastest, equal = result.batch_size or 0, result.fastest_batch_size or 0, _equal(result)
     if n == fastest:
         return []
     sentences = [f"The best is {_value(result, fastest)} at {fastest}; {n} reaches {_share(result, n)} of it."]
     if n not in equal and len(equal) > 1:
-        noise = format_tenths(max(_noise(posterior, m, fastest) for m in equal))
-        sentences.append(f"Sizes {_span(equal, result)} are {_EQUAL[result.objective]} within the noise ({noise}).")
+        sentences.append(f"Sizes {_span(equal, result)} are {_EQUAL[result.objective]} within the noise.")
     return sentences
 
 
@@ -515,10 +505,9 @@ def _listed(result: BatchSizeResult, decision: Decision) -> str:
 
 
 def _untried(result: BatchSizeResult, outcomes: Outcomes) -> list[str]:
-    """Return sentences on how many larger sizes were not tried, and how long a trial of one would have taken."""
+    """Return sentences on how long a trial of the next larger size would have taken, if that is known."""
     untried = [n for n, m in result.sizes.items() if n > (result.batch_size or 0) and m.status == "not_run"]
-    count = "1 larger size was tried; it" if len(untried) == 1 else f"{len(untried)} larger sizes were tried; they"
-    sentences = [f"The budget ended before {count} may be faster."]
+    sentences = []
     known = (n for n in untried if n in outcomes and "needed_seconds" in outcomes[n].facts)
     if (first := next(known, None)) is not None:
         need, left = (outcomes[first].facts[name] for name in ("needed_seconds", "left_seconds"))

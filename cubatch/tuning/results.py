@@ -449,7 +449,7 @@ class TuningResult(BatchSizeResult):
 
         The recommended size is always included, regardless of its cost. The other sizes are added from the fastest
         down. A size within a factor of 1.25 of one already included is left out, because training can hardly
-        distinguish them. Empty if the result has no recommendation.
+        distinguish them. Measured sizes with the status "dropped" count too. Empty if the result has no recommendation.
 
         Args:
             within: Largest share of the best throughput that a size other than the recommended one may cost.

@@ -13,6 +13,13 @@ import cubatch as cb  # noqa: E402
 from cubatch.errors import InvalidArgument  # noqa: E402
 from cubatch.frameworks import loader_rate  # noqa: E402
 from cubatch.frameworks.loader_rate import LoaderRate, measure, run_loops  # noqa: E402
+from cubatch.frameworks.module_runner import ModuleRunner  # noqa: E402
+from cubatch.hardware.memory_limit import MemoryLimit  # noqa: E402
+from cubatch.measure.goal import Goal  # noqa: E402
+from cubatch.measure.records import Candidate, Measured, Outcome, Timing  # noqa: E402
+from cubatch.tuning.answer import answer  # noqa: E402
+from cubatch.tuning.limits import Limits  # noqa: E402
+from cubatch.tuning.subjects.module_subject import PresentModuleSubject  # noqa: E402
 
 
 class Clock:
@@ -301,6 +308,23 @@ def test_a_loader_given_by_name_is_measured(tmp_path, monkeypatch):
         "my_loop:build", "my_loop:loader", loader="my_loop:loader", batch_sizes=[2, 4], budget=60.0, store=False
     )
     assert present.loader.num_samples == named.loader.num_samples == 400
+
+
+def test_the_loader_is_measured_although_a_single_size_gives_no_recommendation():
+    """The budget ended before the second one; what the loader delivers does not depend on that."""
+    timing = Timing(batch_size=8, round=0, seconds=0.01)
+    timed = Measured(timings=(timing,), outcomes=(Outcome(8, "ok"), Outcome(16, "not_run")))
+
+    def answered(**setting):
+        return answer([Candidate(8), Candidate(16)], timed, goal=Goal(), setting=setting)
+
+    subject = PresentModuleSubject(
+        name="module", library="torch", device=cb.device("cpu"), memory=MemoryLimit(2**30, 2**30, ""),
+        mode="inference", seed=0, make=ModuleRunner, loader=loader(Sleepy()),
+    )  # fmt: skip
+    found = answered(loader=subject.measure_loader(answered(), Limits(budget=5.0)))
+    assert (found.batch_size, found.loader.num_samples) == (None, 400)
+    assert any("The data loader by itself delivers" in reason for reason in found.reasons)
 
 
 def test_a_loader_that_fails_loses_no_timing():

@@ -188,15 +188,15 @@ class BoundedSubject(Subject):
         """
         Return the data loader's rate at the recommended and some other measured sizes; a note if that fails.
 
-        It is None without a loader or a recommended size.
+        A single measured size counts as recommended. It is None without a loader, and if nothing can be recommended.
         """
-        if self.loader is None or result.batch_size is None:
+        if self.loader is None or result.fastest_batch_size is None:
             return None
         seconds = loader_seconds(limits)
         try:
             sizes = sorted(result.loop_rates)
             return loader_rate.measure(
-                self.loader, result.batch_size, seconds=seconds, copy=self.copy_batch,
+                self.loader, result.batch_size or result.fastest_batch_size, seconds=seconds, copy=self.copy_batch,
                 others={sizes[0], *sizes[:: -max(1, len(sizes) // _LOADER_SIZES)]},
                 shares_cpus=self.device.kind == "cpu",
             )  # fmt: skip

@@ -117,6 +117,13 @@ def test_no_reason_of_the_step_alone_contradicts_the_loop():
     assert result(rate(250.0)).choices()[2] == 0.0
 
 
+def test_sizes_whose_loops_are_equally_fast_are_not_dropped():
+    """Their steps alone are slower, which the loader hides: only 2, whose loop is slower, stays dropped."""
+    found = result(rate(1000.0), dropped=(2, 8, 64))
+    assert list(found.choices()) == [8, 64, 256]
+    assert {n: found.sizes[n].status for n in STEPS} == {2: "dropped", 8: "ok", 64: "ok", 256: "ok"}
+
+
 @pytest.mark.parametrize(("current", "size", "first"), [(8, 8, "Keep batch size 8: "), (2, 64, "times as fast as 2")])
 def test_the_current_size_is_compared_in_the_loop(current, size, first):
     """It is kept where its loop is as fast as any, though its step alone is slower; else the ratio is that of loops."""
