@@ -15,6 +15,7 @@ import sys
 import tokenize
 import tomllib
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import attrs
@@ -71,7 +72,8 @@ def check(path: Path, root: Path = ROOT) -> list[Finding]:
         return [Finding(name, *row) for row in _check_markdown(text)]
     if path.suffix in CUDA:
         return [Finding(name, *row) for row in _check_cuda(text)]
-    return sorted(Finding(name, *row) for row in (*_check_python(text), *_check_names(text)))
+    nodes = list(ast.walk(ast.parse(text)))  # walking takes most of the time
+    return sorted(Finding(name, *row) for row in (*_check_python(text, nodes), *_check_names(nodes)))
 
 
 def check_all(root: Path = ROOT) -> dict[str, list[Finding]]:
@@ -160,11 +162,11 @@ def _check_cuda(text: str) -> list[tuple[int, str]]:
     return rows
 
 
-def _check_python(text: str) -> list[tuple[int, str]]:
-    tree, rows = ast.parse(text), []
-    docs = {id(node): owner for node, owner in docstrings(tree)}
-    joined = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    for node in ast.walk(tree):
+def _check_python(text: str, nodes: Sequence[ast.AST]) -> list[tuple[int, str]]:
+    rows = []
+    docs = {id(node): owner for node, owner in docstrings(nodes)}
+    joined = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             value = node.value
             if id(node) in docs:
@@ -185,11 +187,11 @@ def _check_python(text: str) -> list[tuple[int, str]]:
     return rows
 
 
-def docstrings(tree: ast.AST) -> list[tuple[ast.Constant, ast.AST]]:
-    """Return the docstrings of a module, those after assignments included, each with the node that it describes."""
+def docstrings(nodes: Iterable[ast.AST]) -> list[tuple[ast.Constant, ast.AST]]:
+    """Return the docstrings of nodes, those after assignments included, each with the node that it describes."""
     return [
         (statement.value, node if place == 0 else body[place - 1])
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(body := getattr(node, "body", None), list)
         for place, statement in enumerate(body)
         if isinstance(statement, ast.Expr)
@@ -201,16 +203,15 @@ def docstrings(tree: ast.AST) -> list[tuple[ast.Constant, ast.AST]]:
 # --- names ---
 
 
-def _check_names(text: str) -> list[tuple[int, str]]:
+def _check_names(nodes: Sequence[ast.AST]) -> list[tuple[int, str]]:
     rows, most = [], RULES["names"]["most_positional"]
-    tree = ast.parse(text)
     of_errors = {
         id(part)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.ClassDef) and node.name in RULES["names"]["errors"]
         for part in node.body
     }
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             rows += _banned_name(node.name, node)
             names = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]

@@ -117,7 +117,7 @@ class Comparison:
 def _prepared(source: str) -> ast.Module:
     """Parse without docstrings and imports, which are compared apart: renamed modules sort elsewhere."""
     tree = ast.parse(source)
-    removed = {id(constant) for constant, _ in docstrings(tree)}
+    removed = {id(constant) for constant, _ in docstrings(ast.walk(tree))}
     statements = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
     tree.imported = {item.asname or item.name.split(".")[0] for node in statements for item in node.names}
     for node in ast.walk(tree):
