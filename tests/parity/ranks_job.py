@@ -1,4 +1,4 @@
-"""A job of several ranks that tune a module together, started by torchrun; each rank prints what it was given."""
+"""A job of several ranks that tune modules together, started by torchrun; each rank writes what it was given."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import cubatch as cb
+from tests import virtual_time
 
 torch = pytest.importorskip("torch")
 from torch import distributed, nn  # noqa: E402
@@ -77,6 +78,9 @@ class Late(Small):
         return result
 
 
+KINDS = {"greedy": Greedy, "broken": Broken, "clamped": Clamped, "late": Late}
+
+
 def digest(module: nn.Module) -> str:
     held = [v.full_tensor() if hasattr(v, "full_tensor") else v for v in module.state_dict().values()]
     return hashlib.sha256(b"".join(v.numpy().tobytes() for v in held)).hexdigest()
@@ -88,12 +92,10 @@ def wrapped(bare: Small, kind: str) -> nn.Module:
     return fully_shard(bare)
 
 
-def main() -> None:
-    kind, options = sys.argv[2], json.loads(sys.argv[3])
-    distributed.init_process_group("gloo", timeout=dt.timedelta(seconds=options.pop("timeout", 600)))
+def told(kind: str, options: dict) -> dict:
+    """Tune a module of a kind, and give what this rank was told and how it left the module."""
     torch.manual_seed(0)
-    kinds = {"greedy": Greedy, "broken": Broken, "clamped": Clamped, "late": Late}
-    bare = kinds.get(kind, Small)()
+    bare = KINDS.get(kind, Small)()
     module = wrapped(bare, kind)
     before = digest(module)
     try:
@@ -102,10 +104,26 @@ def main() -> None:
         said = {"error": f"{type(error).__name__}: {error}"}
     else:
         said = {"result": result.to_json()}
-    said |= {"sizes": list(bare.sizes), "restored": digest(module) == before, "training": module.training}
-    Path(sys.argv[1], f"rank{distributed.get_rank()}.json").write_text(json.dumps(said))
-    if kind != "late":  # whose group is of no use any more
-        distributed.barrier()
+    return said | {"sizes": list(bare.sizes), "restored": digest(module) == before, "training": module.training}
+
+
+def group(folder: Path, name: str, seconds: float) -> None:
+    """Begin a group whose members wait for each other for a number of seconds."""
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    options = {"rank": rank, "world_size": ranks, "timeout": dt.timedelta(seconds=seconds)}
+    distributed.init_process_group("gloo", store=distributed.FileStore(str(folder / name), ranks), **options)
+
+
+def main() -> None:
+    folder, jobs = Path(sys.argv[1]), json.loads(sys.argv[2])
+    virtual_time.install(pytest.MonkeyPatch())
+    group(folder, "patient", 600.0)
+    said = [told(kind, options) for kind, options in jobs[:-1]]
+    rank = distributed.get_rank()
+    distributed.destroy_process_group()
+    group(folder, "late", 5.0)  # the last job is "late", after which a group is of no use any more
+    said.append(told(*jobs[-1]))
+    (folder / f"rank{rank}.json").write_text(json.dumps(said))
     distributed.destroy_process_group()
     sys.stdout.flush()
     sys.stderr.flush()

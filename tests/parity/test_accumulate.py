@@ -13,6 +13,7 @@ from cubatch.errors import InvalidArgument  # noqa: E402
 from cubatch.frameworks.torch_inputs import Call  # noqa: E402
 from cubatch.frameworks.torch_step import StepKind  # noqa: E402
 from cubatch.tuning.accumulation import cut  # noqa: E402
+from tests.virtual_time import step_seconds  # noqa: E402
 
 BATCHES = 4
 
@@ -78,6 +79,7 @@ def test_rates_count_the_samples_of_all_batches():
     )  # fmt: skip
     assert result.accumulate == BATCHES
     for m in result.measurements:
+        assert m.timings_seconds == pytest.approx([step_seconds(m.batch_size)] * len(m.timings_seconds))
         assert math.isclose(m.samples_per_second * m.latency_seconds, BATCHES * m.batch_size, rel_tol=1e-12)
     assert any(f"{BATCHES} batches" in reason for reason in result.reasons)
     found = cut(result, 64)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections import UserList
+from types import SimpleNamespace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from cubatch.frameworks import torch_module  # noqa: E402
+from cubatch.frameworks import bounded_runner, torch_module  # noqa: E402
 from cubatch.frameworks.memory_meter import HostMeter  # noqa: E402
 
 
@@ -45,26 +45,24 @@ def test_a_held_reference_is_stepped_around_each_timing():
         runner.close()
 
 
-class SlowFirst(nn.Module):
-    """A layer whose first call of each batch size takes 0.1 s longer, as where a library prepares for a shape."""
-
-    seen: frozenset[int] = frozenset()
-
-    def forward(self, x):
-        if type(x) is torch.Tensor and len(x) not in SlowFirst.seen:  # not in a trace without data
-            SlowFirst.seen |= {len(x)}
-            time.sleep(0.1)
-        return x + 1
-
-
-def test_the_first_call_of_a_size_is_timed_once():
+def test_the_first_call_of_a_size_is_timed_once(monkeypatch):
     """A second preparation of the size does not replace its time; the next size has a first call of its own."""
+    seconds, seen = 0.0, set()
+
+    class SlowFirst(nn.Module):
+        """A layer whose first call of each batch size takes 0.1 s, as where a library prepares for a shape."""
+
+        def forward(self, x):
+            nonlocal seconds
+            if type(x) is torch.Tensor and len(x) not in seen:  # not in a trace without data
+                seen.add(len(x))
+                seconds += 0.1
+            return x + 1
+
+    monkeypatch.setattr(bounded_runner, "time", SimpleNamespace(perf_counter=lambda: seconds))
     runner = torch_module.TorchModule(SlowFirst(), (8,), mode="inference").ready().runner(2**34, 0)
     runner.prepare(4)  # the process loads its code with a step of this size, before the one that counts
-    first = runner.prepare(16)
-    assert 0.1 <= first < 1
-    assert runner.prepare(4) < 0.1
-    assert runner.prepare(16) == first
+    assert [runner.prepare(n) for n in (16, 4, 16)] == pytest.approx([0.1, 0.0, 0.1])
     runner.close()
 
 

@@ -20,6 +20,7 @@ from cubatch.report.tables import common, store as tables  # noqa: E402
 from cubatch.tuning import store as results  # noqa: E402
 from cubatch.tuning.subjects import bounded_subject  # noqa: E402
 from tests.parity import named_modules  # noqa: E402
+from tests.virtual_time import step_seconds  # noqa: E402
 
 HERE = "tests.parity.named_modules"
 ASKED = {"device": "cpu", "batch_sizes": [2, 4], "budget": 120.0}  # a start of PyTorch may take ten seconds
@@ -62,6 +63,8 @@ def test_a_named_module_runs_in_another_process_and_a_rerun_runs_nothing(place, 
     assert os.getpid() not in processes
     assert {size for _, size in calls(place)} == {2, 4}
     assert (first.spec["name"], first.library, first.dtype) == (f"{HERE}:small", "torch", "float32")
+    for m in first.measurements:
+        assert m.timings_seconds == pytest.approx([step_seconds(m.batch_size)] * len(m.timings_seconds))
     before = calls(place)
     again = cb.autotune_module(f"{HERE}:small", SHAPE, **asked)
     assert calls(place) == before
