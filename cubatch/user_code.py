@@ -46,7 +46,7 @@ def current_folder() -> str | None:
 
 @contextlib.contextmanager
 def beside(folder: str | None) -> Iterator[None]:
-    """Add a folder to the end of `sys.path` while the block runs, so that it hides no installed module."""
+    """Add a folder (None: none) to the end of `sys.path` in the block, so that it hides no installed module."""
     if folder is None or folder in sys.path or "" in sys.path:
         yield
         return

@@ -106,11 +106,14 @@ class Entry:
     # seconds, interval: median with its 90 % confidence interval; `None` if it was not timed
     seconds: float | None = None
     interval: tuple[float, float] | None = None
-    # flops_per_second, bytes_per_second: FLOP and bytes of the case, divided by the seconds
+    # flops_per_second, bytes_per_second: FLOP and bytes of the case, divided by the seconds; None if it was not timed.
+    # The FLOP per second are also None for a case that only moves data
     flops_per_second: float | None = None
     bytes_per_second: float | None = None
-    roofline_fraction: float | None = None  # least time by the data sheet, divided by the seconds
-    copy_fraction: float | None = None  # share of the bandwidth of a plain copy, measured in the same run
+    # least time by the data sheet, divided by the seconds; None if either is unknown
+    roofline_fraction: float | None = None
+    # share of the bandwidth of a plain copy, measured in the same run; None if either was not measured
+    copy_fraction: float | None = None
     # time of the vendor's fastest entry divided by that of this one: above 1 cubatch is faster; `None` for a rival
     ratio: float | None = None
     # its 90 % confidence interval from the rounds of both; `None` for too few rounds
@@ -123,11 +126,12 @@ class Result:
 
     case: Case  # the call
     entries: tuple[Entry, ...] = ()  # cubatch kernels in the order of their rank, then the rivals
-    # roofline_seconds, bound: least time by the data sheet, and what limits it: "compute" or "memory"
+    # roofline_seconds, bound: least time by the data sheet, and what limits it: "compute" or "memory". None if the
+    # device's rate of either is unknown
     roofline_seconds: float | None = None
     bound: str | None = None
     sets: int = 0  # number of sets of arrays that timed steps used in turn; 0 if nothing was measured
-    l2: str | None = None  # "cold" if the sets exceed the L2, else "warm"
+    l2: str | None = None  # "cold" if the sets exceed the L2, else "warm"; None if nothing was measured
     no_rival: str = ""  # why the vendor has no entry; empty if it has one
     status: str = "ok"  # "ok", or "out_of_memory" if the arrays did not fit
 

@@ -59,7 +59,7 @@ def of_layer(
     # mask of a ReLU, "pooled" a global pool's gradient, and "parts" are other channels, which stay
     ending: Iterable[str] = (),
     relu: bool = False,  # whether the result is clamped at zero
-    # type of another activation that a batch norm computes. Of a gradient, that behind the norm
+    # type of another activation that a batch norm computes. Of a gradient, that behind the norm. None: none
     activation: str | None = None,
     channels: int = 0,  # channels that the input is stored with; 0 for its own
 ) -> Case:

@@ -140,10 +140,10 @@ def time_case(
     variants: Which = "chosen",  # variants, without: variants of cubatch: see `ways`
     without: Collection[str] = (),
     with_rivals: bool = True,  # whether the vendor's libraries take part
-    others: Ways | None = None,  # as for `rivals`
+    others: Ways | None = None,  # as for `rivals`, None included
     seconds: float = 1.0,  # time limit, checks and preparation not counted
     seed: int = 0,  # seed of data, sample and order
-    copy_bytes_per_second: float | None = None,  # measured bandwidth of a copy
+    copy_bytes_per_second: float | None = None,  # measured bandwidth of a copy; None if unknown
 ) -> Result:
     """
     Check and time a case.

@@ -120,7 +120,7 @@ def _of_layer(place: tuple[Layer, Pass] | None, model: str | None, requested: st
     """
     Return the end of a title: the layer and pass in the model, and that the layer was chosen by its FLOP.
 
-    It is empty without a layer; `requested` is the layer that the user named.
+    It is empty without a layer (`place` None). `requested` is the layer that the user named, else None.
     """
     if place is None:
         return ""
@@ -133,7 +133,7 @@ def _check_options(
     raw: Mapping[str, object],  # options that replace KERNEL, by name
     of_model: Mapping[str, object],  # options that need --model, by name
     *,
-    blocks: int | None,  # blocks, model, sweep, plot: the options of these names
+    blocks: int | None,  # blocks, model, sweep, plot: the options of these names; None: not given
     model: str | None,
     sweep: str | None,
     plot: str | None,

@@ -132,7 +132,11 @@ def predict(
 
 
 def _predicted(spec: Any, *batches: Any, devices: list[str] | None = None, **options: Any) -> Any:
-    """Return the prediction for one device, or the comparison of several, of a network or of a module with batches."""
+    """
+    Return the prediction of a network, or of a module with batches, for one device or several.
+
+    Of several `devices` it is the comparison; None means the device among the options.
+    """
     from cubatch.tuning import comparison, prediction
 
     if devices is None:

@@ -177,7 +177,7 @@ def _check_endings(plot: str | None, report: str | None) -> None:
 
 
 def _spec(model: str, library: str, input_shape: str | None, classes: int | None) -> Any:
-    """Return the network, or for ONNX Runtime the path of its file."""
+    """Return the network, or for ONNX Runtime the path of its file; an option that was not given is None."""
     from cubatch.network.graph import Network
 
     if library != "onnxruntime":

@@ -107,7 +107,11 @@ def out_of_memory(work: Workload, plan: Plan, held_bytes: int) -> OutOfMemory:
 
 
 def _remedy(work: Workload, fits: int | None) -> str:
-    """Return a text with the options that make a step smaller, without those in use."""
+    """
+    Return a text with the options that make a step smaller, without those in use.
+
+    `fits` is the largest batch size that fits, 0 if none does; None if unknown.
+    """
     ways = [
         f"take batches of {fits}" if fits else "",
         "add up the gradients of smaller batches (target_batch_size)" if fits and work.mode == "training" else "",

@@ -114,7 +114,11 @@ def batch_norm_inference(
     x: Any, gamma: Any, beta: Any, *, running_mean: Any, running_var: Any, eps: float = 1e-5, residual: Any = None,
     relu: bool = False, activation: str | None = None, out: Any = None, workspace: Any = None,
 ) -> Any:  # fmt: skip
-    """Return x with each channel normalized by running statistics; the arguments are those of `batch_norm_train`."""
+    """
+    Return x with each channel normalized by running statistics; the arguments are those of `batch_norm_train`.
+
+    `activation` None applies none.
+    """
     xp, c = of(x), x.shape[-1]
     y = xp.empty_like(x) if out is None else out
     rows, target = x.reshape(-1, c), y.reshape(-1, c)

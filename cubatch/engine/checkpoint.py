@@ -50,7 +50,7 @@ class Checkpoint:
 
 
 def check_files(*, save: str | Path | None, checkpoint: str | Path | None) -> None:
-    """Reject files that cannot be written, or one file for both, before anything is computed."""
+    """Reject files that cannot be written, or one file for both, before anything is computed; None: no such file."""
     given = {"save": save, "checkpoint": checkpoint}
     paths = [array_file.check_path(name, path).resolve() for name, path in given.items() if path is not None]
     if len(set(paths)) < len(paths):

@@ -42,7 +42,7 @@ class Share:
         """
         Return this rank's share of a step; all ranks must call this with their numbers of samples.
 
-        Without an exchange it is the whole step.
+        Without an exchange (None) it is the whole step.
         """
         if exchange is None:
             return cls(slice(0, samples), [samples], batch_size)

@@ -35,7 +35,8 @@ class Ops:
     # forward, backward: names of the functions of each pass; none for a pass that needs no operation
     forward: tuple[str, ...] = ()
     backward: tuple[str, ...] = ()
-    more: Callable[[Bound], dict[str, Any]] | None = None  # returns the arguments whose names only this type has
+    # returns the arguments whose names only this type has; None if it has none
+    more: Callable[[Bound], dict[str, Any]] | None = None
     inference: tuple[str, ...] = ()  # names of the functions of the forward pass in inference, if they differ
     # whether the forward pass draws random numbers: it is prepared only if the device counts the steps
     draws: bool = False
@@ -238,7 +239,7 @@ NOT_WRITTEN = Ops()
 
 
 def _ops(name: str, more: Callable[[Bound], dict[str, Any]] | None = None, **options: Any) -> Ops:
-    """Return the functions of a type of layer: `name`, and one with the ending _backward for all gradients."""
+    """Return the functions of a type of layer: `name`, and `name`_backward for all gradients; `more` as of `Ops`."""
     return Ops((name,), (f"{name}_backward",), more, **options)
 
 

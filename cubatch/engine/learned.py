@@ -21,7 +21,7 @@ class Learned:
     _xp: Any
     _flat: Any
     _states: dict[str, dict[str, Any]]
-    _stepper: Stepper | None
+    _stepper: Stepper | None  # the optimizer with its state; None in inference
     # Passes over a batch, which draw the dropout masks, and steps of the optimizer, which may take several passes.
     _clock: list[int]
     _updates: int

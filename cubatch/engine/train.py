@@ -257,7 +257,8 @@ def check(
     """
     Raise InvalidArgument if a network cannot be trained on a data set with these arguments of `train`.
 
-    `together` is the number of samples that all devices take at a time.
+    `together` is the number of samples that all devices take at a time. `target_batch_size` None is one batch per
+    optimizer step, and `patience` None trains all epochs.
     """
     shape = training_set.images.shape[1:]
     if network.input_shape != shape:

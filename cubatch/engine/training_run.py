@@ -50,7 +50,7 @@ class Training(Shown):
         devices: Number of devices that share a step of the optimizer.
         batch_size: Samples that go through together, on one of them.
         target_batch_size: Samples of a step of the optimizer, of all of them.
-        dtype, learning_rate, schedule, optimizer, seed, patience: Settings of the run.
+        dtype, learning_rate, schedule, optimizer, seed, patience: Settings of the run. `patience` None: no early stop.
         parameters: Trainable parameters.
         epochs: A record for each epoch.
         diverged: Whether training ended because the loss was not finite.

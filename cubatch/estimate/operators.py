@@ -161,7 +161,8 @@ def _piecewise(
     """
     Return the predicted step with times interpolated between traced sizes, each of which is predicted by itself.
 
-    This is for steps whose operators differ between batch sizes, as of a module with a loop over samples.
+    This is for steps whose operators differ between batch sizes, as of a module with a loop over samples. `scales` are
+    factors on the GPU's times; None: 1.
     """
     known, sizes = sorted(traced), np.array(batch_sizes, float)
     singles = [predict_operators({n: traced[n]}, [n], device, scales=scales) for n in known]

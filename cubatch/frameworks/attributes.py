@@ -248,7 +248,7 @@ class _TensorMark:
 
     identity: int
     shape: tuple[int, ...]
-    version: int | None
+    version: int | None  # None for a tensor of inference mode, which counts no writes
 
 
 def _marks(value: Any, known: Collection[int]) -> list[Any]:

@@ -230,7 +230,7 @@ class BoundedRunner(abc.ABC):
         Draw a batch and run a first step, in which frameworks compile and choose algorithms.
 
         Returns:
-            float | None: Seconds of the very first step of the size in this process.
+            float | None: Seconds of the very first step of the size in this process; never None here.
 
         Raises:
             OverLimit: If it might exceed the memory limit, by the trace or by the measured memory of smaller sizes.

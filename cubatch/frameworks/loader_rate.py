@@ -168,7 +168,7 @@ def measure(
     *,
     seconds: float,  # time limit, apart from start-up
     others: Collection[int] = (),
-    copy: Callable[[Any], None] | None = None,  # called with each batch, as to copy it to a GPU
+    copy: Callable[[Any], None] | None = None,  # called with each batch, as to copy it to a GPU; None: not copied
     shares_cpus: bool = False,  # whether steps use all CPUs of this process
     now: Callable[[], float] = time.perf_counter,  # a clock in seconds
 ) -> LoaderRate:

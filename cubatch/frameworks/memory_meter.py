@@ -114,7 +114,7 @@ class AllocatorMeter(Meter):
             self._start = int(self._cuda.memory_reserved(self._device))
 
     def peak(self) -> int | None:
-        """Return the peak in bytes, in excess of those held at the start; at least 0."""
+        """Return the peak in bytes, in excess of those held at the start; at least 0, never None."""
         return max(0, int(self._cuda.max_memory_reserved(self._device)) - self._start)
 
 

@@ -105,7 +105,7 @@ class ModuleRunner(BoundedRunner):
         Draw a batch and run a first step; set `compile_seconds` to the time of compiling.
 
         Returns:
-            float | None: As `BoundedRunner.prepare`.
+            float | None: As `BoundedRunner.prepare`, so never None.
 
         Raises:
             InvalidArgument: If PyTorch would not compile the step but run it as it is.
@@ -150,7 +150,7 @@ class ModuleRunner(BoundedRunner):
         self.compile_seconds = self._compiled[batch_size] = max(0.0, seconds)
 
     def look(self, *, seconds: float, top: int | None, trace_seconds: float) -> MemoryLook:
-        """Predict memory as `BoundedRunner.look`; the result also has `num_samples` of the data set."""
+        """Predict memory as `BoundedRunner.look` (`top` None: no maximum), with `num_samples` of the data set."""
         look = super().look(seconds=seconds, top=top, trace_seconds=trace_seconds)
         return {**look, "num_samples": self.num_samples}
 
@@ -166,7 +166,7 @@ class ModuleRunner(BoundedRunner):
         return peaks
 
     def put_aside(self, walked: Peaks | None) -> int:
-        """Back up the parameters that a step modifies, or all if there is no trace; return the bytes left for steps."""
+        """Back up the parameters that a step modifies, or all without a trace (None); return the bytes left for it."""
         if walked is not None:
             self._inputs, self._scales = self._inputs.held(walked.constant), walked.scales is not False
         return self._put_aside(walked, self._memory_limit)

@@ -74,7 +74,7 @@ class ModuleSource:
 
 @attrs.frozen
 class _Module:
-    """A module or package: its file (None for a namespace package) and the folders of its submodules."""
+    """A module or package, with its file (None for a namespace package) and the folders of its submodules."""
 
     name: str
     path: Path | None

@@ -70,6 +70,8 @@ class OnnxRuntimeRunner(BoundedRunner):
         """
         Predict memory as `BoundedRunner.look`; first run 1 and 2 samples, if they fit, to check that both sizes run.
 
+        `top` is the largest size of interest; None: no maximum.
+
         Raises:
             InvalidSpec: If the file cannot be run, or its first output does not grow with the batch.
         """
@@ -86,7 +88,7 @@ class OnnxRuntimeRunner(BoundedRunner):
         return outputs
 
     def walk(self, num_bytes: int, top: int | None, seconds: float) -> Peaks:  # noqa: ARG002 - a line, and no time
-        """Return the peak bytes of steps by batch size, computed from the shapes in the file; limits are ignored."""
+        """Return the peak bytes of steps by batch size, from shapes in the file; limits such as `top` are ignored."""
         return self._graph.peaks()
 
     def _make(self, batch_size: int) -> tuple[Callable[[], None], int]:
@@ -196,7 +198,11 @@ def drawn(value: Input, batch_size: int, generator: np.random.Generator) -> np.n
 def runner(
     *, path: str, device: str, threads: int | None, memory_limit: int, seed: int, dims: Mapping[str, int] | None = None
 ) -> OnnxRuntimeRunner:
-    """Return the runner of an ONNX file; called in a worker process. `device` is a `Device.address`."""
+    """
+    Return the runner of an ONNX file; called in a worker process.
+
+    `device` is a `Device.address`. `threads` None is the number of cores, and `dims` None fixes no axis.
+    """
     resolved = probe.resolve(device)
     monitor = clocks.monitor_of(resolved.uuid)
     meter = HostMeter() if resolved.kind == "cpu" else ProcessMeter(monitor)

@@ -44,7 +44,7 @@ class PinnedInstances(RemoteBoundedRunner):
 
     def prepare(self, batch_size: int) -> float | None:
         """
-        Prepare a batch size in all instances, and return what the first one's `prepare` does.
+        Prepare a batch size in all instances; return the seconds of the first one's first step, None if unknown.
 
         The first call starts the workers of all instances; its seconds are added to `compile_seconds`.
         """

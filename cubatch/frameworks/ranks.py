@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 
 @attrs.frozen
 class _Outcome:
-    """The result of a command on one rank, or its error."""
+    """The result of a command on one rank, or its error; the error is None if the command succeeded."""
 
     value: Any = None
     error: CubatchError | None = None
@@ -242,13 +242,13 @@ class RankedRunner(BoundedRunner):
         return self._ranks.do(self._runner, command, *arguments)
 
     def look(self, *, seconds: float, top: int | None, trace_seconds: float) -> MemoryLook:
-        """Predict memory as `BoundedRunner.look`; the result also has `num_samples` of this rank's data set."""
+        """Predict memory as `BoundedRunner.look` (`top` None: no maximum), with `num_samples` of this rank's data."""
         look = super().look(seconds=seconds, top=top, trace_seconds=trace_seconds)
         return {**look, "num_samples": self._runner.num_samples}
 
     def prepare(self, batch_size: int) -> float | None:
         """
-        Prepare the step of a batch size on all ranks; return as `BoundedRunner.prepare` on this rank.
+        Prepare the step of a batch size on all ranks; return the seconds of this rank's first step, never None.
 
         `compile_seconds` is the time of the slowest compilation.
         """
@@ -265,11 +265,15 @@ class RankedRunner(BoundedRunner):
         return first
 
     def walk(self, num_bytes: int, top: int | None, seconds: float) -> Peaks:
-        """Return peak bytes of traced steps by batch size; the result is the same on all ranks."""
+        """Return peak bytes of traced steps by batch size, the same on all ranks; `top` None: no maximum."""
         return self._runner.walk(num_bytes, top, seconds)
 
     def put_aside(self, walked: Peaks | None) -> int:
-        """Back up the parameters that a step modifies on each rank; return the smallest number of bytes left."""
+        """
+        Back up the parameters that a step modifies on each rank; return the smallest number of bytes left.
+
+        `walked` is None if there is no trace: all parameters are backed up.
+        """
         least: int = min(self._do("put_aside", walked))
         return least
 

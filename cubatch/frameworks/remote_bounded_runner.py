@@ -30,14 +30,18 @@ class RemoteBoundedRunner(RemoteRunner):
         self._report = MemoryReport(history=[], forecast=None, remarks=[], page_faults=[])
 
     def prepare(self, batch_size: int) -> float | None:
-        """Draw a batch and run a first step in the worker, which is started if there is none; see `Runner.prepare`."""
+        """
+        Draw a batch and run a first step in the worker, which is started if there is none.
+
+        Return the seconds of the very first step of the size in its process, None if unknown.
+        """
         first = super().prepare(batch_size)
         self.compile_seconds = self.call("compile_seconds")
         return first
 
     def look(self, *, seconds: float, top: int | None, trace_seconds: float) -> MemoryLook:
         """
-        Predict the memory of steps in the worker: see `BoundedRunner.look`.
+        Predict the memory of steps in the worker: see `BoundedRunner.look`. `top` None: no maximum.
 
         If a step ends the worker, the prediction is repeated from the trace alone.
         """

@@ -204,7 +204,8 @@ def peaks_of(
     """
     Return the result of `peaks`; if it fails, treat inputs that may be as long as the batch by chance as constant.
 
-    A mask of [L, L] looks like a batch of L samples if the example has L of them. Two examples leave no doubt.
+    A mask of [L, L] looks like a batch of L samples if the example has L of them. Two examples leave no doubt. `top`
+    None means no maximum.
     """
     _import_fakes()
     began = time.process_time()

@@ -165,6 +165,8 @@ class TorchModule:
         """
         Return peak bytes of the module's steps by batch size, traced for at most `seconds`: see `torch_memory.peaks`.
 
+        `top` is the largest size of interest; None: no maximum.
+
         Raises:
             NotImplementedError: If parameters are sharded: a trace would wait for other ranks. If PyTorch is older
                 than 2.6 and parts are compiled: they would run eagerly from then on.
@@ -301,7 +303,7 @@ class TorchModule:
 
     def put_aside(self, walked: Peaks | None, limit: int) -> int:
         """
-        Back up the parameters that a traced step modifies in place; all of them if there is no trace.
+        Back up the parameters that a traced step modifies in place; all of them without a trace (`walked` None).
 
         Returns:
             int: Bytes that are left for a step next to the copy, at most `limit`. Ranks on a CPU share the free memory.
@@ -345,6 +347,8 @@ def _largest(total: Callable[[int], int], num_bytes: int, known: Mapping[int, in
 def check_kind(mode: str, loss: object, optimizer: object, autocast: str | None) -> None:
     """
     Raise an error unless mode, loss, optimizer and autocast are valid; "package.module:function" names a function.
+
+    `autocast` None computes in the types of the parameters.
 
     Raises:
         InvalidArgument: If one of them is invalid, or inference has a loss.

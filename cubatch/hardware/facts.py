@@ -43,7 +43,7 @@ def _copied(facts: Mapping[str, Any]) -> dict[str, Any]:
 @attrs.frozen(kw_only=True, cache_hash=True)
 class Device:
     """
-    Facts of one GPU or CPU; hashable, so that results can be cached by device.
+    Facts of one GPU or CPU; hashable, so that results can be cached by device. An unknown number is None.
 
     Attributes:
         name: The vendor's name.

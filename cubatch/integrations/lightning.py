@@ -32,7 +32,7 @@ _AUTOCAST = {"16-mixed": "float16", "bf16-mixed": "bfloat16"}
 class _Finder:
     """The parts of the callback that differ from Lightning's `BatchSizeFinder`."""
 
-    optimal_batch_size: int | None
+    optimal_batch_size: int | None  # the recommendation; None before the search ends, and without a recommendation
     _batch_arg_name: str
 
     def __init__(

@@ -147,5 +147,9 @@ def _cached_figures() -> Recorded:
 
 
 def needs_of(kernel: Kernel, figures: Figures, nvrtc: str | None) -> Needs:
-    """Return the resources of a block of a compiled kernel: its `figures`, and its dynamic shared memory."""
+    """
+    Return the resources of a block of a compiled kernel: its `figures`, and its dynamic shared memory.
+
+    `nvrtc` is the compiler build of the figures; None if it does not matter.
+    """
     return Needs(kernel.threads, figures.registers, figures.shared_bytes + kernel.dynamic_shared_bytes, nvrtc)

@@ -37,7 +37,7 @@ class Row:
     figures: Figures | None = None  # registers, shared memory and spills; None if unknown
     occupancy: Occupancy | None = None  # resident blocks of an SM; None without figures
     problems: tuple[str, ...] = ()  # reasons why a launch would fail or be slow, as sentences
-    error: CompileError | None = None  # the compile error, if any
+    error: CompileError | None = None  # the compile error; None if there was none
 
     @property
     def shared_bytes(self) -> int | None:

@@ -99,7 +99,7 @@ class Kernel:
     min_arch: int | None = None  # min_arch, max_arch: compute capability times ten; None is no limit
     max_arch: int | None = None
     dynamic_shared_bytes: int = 0  # shared memory that is allocated at the launch, in addition to static memory
-    tile: Tile | None = None  # tile of tiled kernels
+    tile: Tile | None = None  # tile of tiled kernels; None for all others
     vector: int = 1  # elements of a global load; extents and addresses must be multiples of it
     axes: tuple[tuple[str, str], ...] = ()  # values of further macros
     # rows and columns of results that Winograd's algorithm computes at a time; None for other algorithms

@@ -36,7 +36,7 @@ class Budget:
 
     seconds: float
     spent_before: float = 0.0
-    _now: Callable[[], float] | None = attrs.field(default=None, init=False)
+    _now: Callable[[], float] | None = attrs.field(default=None, init=False)  # the clock; None before `start`
     _started: float = attrs.field(default=0.0, init=False)
     _compiled: float = attrs.field(default=0.0, init=False)
 

@@ -47,7 +47,7 @@ class NetworkRunner:
 
     @property
     def peak_bytes(self) -> int | None:
-        """Bytes that the engine holds for parameters and the prepared batch."""
+        """Bytes that the engine holds for parameters and the prepared batch; never None."""
         return self.model.held_bytes
 
     @property

@@ -18,11 +18,14 @@ REFERENCE_SHARE = 0.05
 
 @attrs.frozen(kw_only=True)
 class Reading:
-    """The mean time of a step over one timing, and the state of the GPU."""
+    """
+    The mean time of a step over one timing, and the state of the GPU.
+
+    A value is None if it is unavailable: on a CPU, without NVML, or where the GPU does not report it.
+    """
 
     seconds: float  # mean seconds of a step, over back-to-back steps
-    # SM clock during the last steps; this and the fields up to `used_bytes` are None if unavailable
-    sm_clock_mhz: float | None = None
+    sm_clock_mhz: float | None = None  # SM clock during the last steps
     throttled: bool = False  # whether the device reports that it lowered its clock
     joules: float | None = None  # energy of a step
     event_reasons: int | None = None  # all reasons for the clock, as bits of nvml.h
@@ -142,9 +145,10 @@ class MemoryLook(TypedDict):
 
     Keys:
         largest: The largest batch size that fits, 0 if none does; None if unknown.
-        why_not: Reason if there is no trace. Then `largest` is unknown, or based on measured steps alone.
+        why_not: Reason if there is no trace, else None. Without a trace `largest` is unknown, or based on measured
+            steps alone.
         raised: Error of a real step without a trace; None if it succeeded or none was run.
-        first: Bytes of a step with a batch of one sample.
+        first: Bytes of a step with a batch of one sample; None if unknown.
         memory_bytes: Bytes that a step may take.
         num_samples: Samples of the data set that batches are made of; None if unknown.
         is_compiled: Whether the first step of a size may be compiled.

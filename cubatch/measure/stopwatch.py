@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 class HasStepLimit(Protocol):
     """A runner that ends a timing that takes too long with TimedOut; the next `prepare` works again."""
 
-    step_seconds: float | None  # most seconds of one timing, set before each
+    step_seconds: float | None  # most seconds of one timing, set before each; None: no limit
 
 
 @attrs.define

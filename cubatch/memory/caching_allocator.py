@@ -47,7 +47,7 @@ class Block:
     is_small: bool  # whether it is in a segment for small tensors
     is_free: bool = False  # whether no tensor has it
     is_gap: bool = False  # whether it has addresses, but no memory
-    before: Block | None = None  # before, after: its neighbors in the segment, if any
+    before: Block | None = None  # before, after: its neighbors in the segment; None at its ends
     after: Block | None = None
 
 

@@ -55,7 +55,7 @@ class Op:
     # "dy": the gradient of a global pool, which it divides among the pixels of each sample
     reads: dict[str, int]
     writes: dict[str, int]
-    workspace: int | None = None  # number of the scratch buffer, alive during this operation only
+    workspace: int | None = None  # number of the scratch buffer, alive during this operation only; None: none
     replay: bool = False  # a forward operation repeated in the backward pass, to save memory
     relu: bool = False  # the result is clamped at zero by the operation itself: a fused ReLU
     # type of another activation that a batch norm applies to its result. In a backward operation, type of the

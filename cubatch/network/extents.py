@@ -59,7 +59,7 @@ def strings(value: object) -> tuple[str, ...] | None:
 
 
 def integers(value: object) -> tuple[int, ...] | None:
-    """Return a list as a tuple of Python ints; all other values unchanged."""
+    """Return a list as a tuple of Python ints; all other values, such as None, unchanged."""
     return _tuple(value) if _is_list(value) else value  # type: ignore[return-value]
 
 

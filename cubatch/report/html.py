@@ -31,7 +31,7 @@ class Section:
 
     heading: str  # its heading
     texts: Sequence[str] = ()  # paragraphs
-    figure: Figure | None = None  # figure, table: below the paragraphs
+    figure: Figure | None = None  # figure, table: below the paragraphs; None for none
     table: Grid | None = None
     commands: Sequence[str] = ()  # lines for a shell
 

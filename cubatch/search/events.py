@@ -23,7 +23,7 @@ class Event:
         seconds_left: Seconds left of the budget.
         message: What happened, for a person.
         best_batch_size: The recommended batch size before this trial or round; None in the first.
-        best_rate: Its throughput in samples per second.
+        best_rate: Its throughput in samples per second; None while there is no such size.
         could_gain: Share by which the recommendation may still improve, at most, with a probability of 90 %.  Sizes
             that the budget does not hold count too.  The smallest value so far; None if unknown or above 1.
     """

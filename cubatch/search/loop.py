@@ -70,18 +70,20 @@ class Search:
     # Results of an earlier run.  Its timings are not taken again.  Its outcomes are final, except "interrupted", and
     # "dropped" against a size that failed later.
     earlier: Measured = attrs.field(factory=Measured)
-    keeper: Keeper | None = None  # receives every timing, outcome and number of seconds as it happens
+    # receives every timing, outcome and number of seconds as it happens; None: they are in the result only
+    keeper: Keeper | None = None
     # Seconds of measuring by the runner's clock, those of `earlier` included.  The last step may exceed it.
     budget: Budget = attrs.field(converter=Budget)
     seed: int  # shuffles the rounds
-    progress: Callable[[Event], None] | None = None
+    progress: Callable[[Event], None] | None = None  # called with every event; None: nothing is called
     # Makes a candidate of a size that the search adds.  None: the user requested these sizes; none is added, and each
     # has one trial before any has a second.
     extend: Callable[[int], Candidate] | None = None
     multiple: int = 1  # added sizes are multiples of this
     accepts: Callable[[int], bool] = lambda _: True  # whether the user allows an added size
     rounds: int | None = None  # number of trials of each candidate; None: as many as the recommendation needs
-    current: int | None = None  # a candidate that is measured in any case, to compare the recommendation with
+    # a candidate that is measured in any case, to compare the recommendation with; None: there is none
+    current: int | None = None
     on_host: bool = True  # steps run on a CPU: a reference step is timed around them, if the runner supports it
 
     def __attrs_post_init__(self) -> None:
@@ -358,7 +360,7 @@ class Search:
             self._finish(failure)
 
     def _finish(self, outcome: Outcome, facts: Mapping[str, object] | None = None) -> None:
-        """Record the outcome of a size, with these facts and the seconds that its trials spent besides timings."""
+        """Record the outcome of a size, with `facts` (None: none) and the seconds of its trials besides timings."""
         n, spent = outcome.batch_size, self.stopwatch.spent.get(outcome.batch_size) if self.stopwatch else None
         more = {**(facts or {}), **(attrs.asdict(spent) if spent else {})}
         self.outcomes[n] = attrs.evolve(outcome, facts={**outcome.facts, **more})

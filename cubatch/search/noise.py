@@ -75,8 +75,10 @@ class Noise:
     slope_variance: float = 0.0  # of the common slope: an error that sizes measured at another host speed share
     drift: float = 0.0  # standard deviation of the reference step between trials: error of a timing without one
     outliers: float = OUTLIER_SHARE  # probability that a timing is off by OUTLIER_SD or so
-    reference_batch_size: int | None = None  # None without a reference step
-    reference_seconds: float | None = None  # median of the reference step, to which times are normalized
+    # reference_batch_size, reference_seconds: size and median of the reference step, to which times are normalized;
+    # None without a reference step
+    reference_batch_size: int | None = None
+    reference_seconds: float | None = None
 
     @property
     def is_paired(self) -> bool:

@@ -55,7 +55,8 @@ class Posterior:
     goal: Goal
     noise: Noise
     seconds: CurvePosterior | None  # of the log seconds of a step; None without timings
-    cost: CurvePosterior | None  # of the log cost by the objective; differs from `seconds` if that is energy
+    # of the log cost by the objective, which differs from `seconds` if that is energy; None if no timing has a cost
+    cost: CurvePosterior | None
 
     @classmethod
     def of(cls, timings: Mapping[int, Sequence[Timing]], goal: Goal, sizes: Sequence[int] = ()) -> Self:

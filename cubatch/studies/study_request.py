@@ -36,11 +36,13 @@ class StudyRequest:
     spec: SpecLike  # the network, as for `autotune`
     model: str  # the network's name on the command line
     folder: Path  # directory for the report and for everything that is measured
-    device: str | None = None  # device, dtype, optimizer, memory_limit, seed: as for `autotune`
+    # device, dtype, optimizer, memory_limit, seed: as for `autotune`; None: the first GPU, else the CPU, and its free
+    # memory
+    device: str | None = None
     modes: tuple[str, ...] = ()  # modes to measure, the one with the largest memory plan last; empty: the study's own
     dtype: str = "float32"
     optimizer: str = "sgd"
-    data: Path | None = None  # directory with MNIST's files, for studies that train on them
+    data: Path | None = None  # directory with MNIST's files, for studies that train on images; None: generated
     max_batch_size: int | None = None  # the largest size to measure; None: the study's own limit
     memory_limit: int | str | None = None
     budget: float | None = None  # the largest measuring time in seconds; None: the study's own

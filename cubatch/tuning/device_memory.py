@@ -102,7 +102,11 @@ def memory_on(
 
 
 def _limit(device: Device, requested: int | str | None, step: NetworkStep | ModuleStep) -> tuple[int, str]:
-    """Return the bytes that a step may take on a device, and the limit's source; empty for the requested limit."""
+    """
+    Return the bytes that a step may take on a device, and the limit's source; empty for the requested limit.
+
+    `requested` None: all available memory.
+    """
     limit = hardware_memory.memory_limit(device, requested)
     if requested is not None and not limit.is_lowered:
         return limit.bytes, ""

@@ -62,7 +62,8 @@ class Forecast(BatchSizeResult):
         spec_name: The network's name, the kind of layer, or the module's class.
         spec, input_shape: The spec as a mapping, and the extents (h, w, c) of a sample; of a module its name, and None.
         device: The GPU.
-        mode, dtype, objective, tolerance, library, optimizer, recompute, accumulate: The request.
+        mode, dtype, objective, tolerance, library, optimizer, recompute, accumulate: The request. `recompute` is None
+            for a module.
         limits: {"max_batch_size", "memory_bytes", "latency_seconds"}; None: no limit.
         candidates: The batch sizes, ascending, with their reasons; `over_limit` ones do not fit.
         seconds: Predicted time of a step, by each batch size that fits.
@@ -74,7 +75,7 @@ class Forecast(BatchSizeResult):
         fastest_batch_size: The size with the best predicted objective.
         largest_batch_size: The largest that fits by the memory plan.
         tied_with: Sizes that the model cannot tell apart from the fastest. They do not decide the recommendation.
-        decided_by: As in a TuningResult (`decision.decide`), without "budget".
+        decided_by: As in a TuningResult (`decision.decide`), without "budget"; None if no limit was met.
         reasons: Sentences for a user.
         passes: The step at the recommended size, longest pass first.
         notes: Sentences about the limits of the model for this request.
@@ -188,7 +189,7 @@ class Forecast(BatchSizeResult):
         return plain
 
     def to_json(self, *, indent: int | None = None) -> str:
-        """Return the forecast as JSON text, in the form of `to_mapping`."""
+        """Return the forecast as JSON text, in the form of `to_mapping`; `indent` None: on one line."""
         return json.dumps(self.to_mapping(), ensure_ascii=False, indent=indent)
 
 

@@ -117,7 +117,7 @@ class Ladder:
 
     candidates: tuple[Candidate, ...]  # ascending; those that do not fit are marked `over_limit`
     largest: int | None  # the largest batch that fits, by the plan; None without a plan
-    memory_bytes: int | None  # bytes that a step may take
+    memory_bytes: int | None  # bytes that a step may take; None: no limit, as a callable has by default
     facts: Mapping[str, Any] = attrs.field(factory=dict)  # what else is cached with the candidates, as JSON
     notes: tuple[Note, ...] = ()  # what a user should know about how they were chosen
 

@@ -25,7 +25,8 @@ class Limits:
     sweeps: int | None = None  # trials of each of `batch_sizes`; None leaves them to the search
     # the size that the user has now; it is measured second, and kept if no other is better. None: unknown
     current: int | None = None
-    # multiple_of, divides: sizes that the workload accepts: multiples of one number, divisors of another
+    # multiple_of, divides: sizes that the workload accepts: multiples of one number, divisors of another. None
+    # excludes no size
     multiple_of: int = 1
     divides: int | None = None
 
@@ -43,7 +44,7 @@ class Limits:
         divides: int | None = None,
     ) -> Self:
         """
-        Return the limits, after checking the arguments of a public function.
+        Return the limits, after checking the arguments of a public function; None has the meaning of the attribute.
 
         Raises:
             InvalidArgument: If an argument is invalid.
@@ -97,7 +98,11 @@ class Limits:
 
 
 def _ascending(batch_sizes: Iterable[int], top: int | None, current: int | None) -> tuple[int, ...]:
-    """Return `batch_sizes` and the current size, each once, ascending; raise InvalidArgument if one is above `top`."""
+    """
+    Return `batch_sizes` and the current size, each once, ascending; raise InvalidArgument if one is above `top`.
+
+    `top` None: no maximum. `current` None: no current size.
+    """
     if isinstance(batch_sizes, str) or not isinstance(batch_sizes, Iterable):
         raise InvalidArgument("batch_sizes", batch_sizes, "a list of whole numbers")
     sizes = tuple(sorted({checks.check_batch_size(size, "batch_sizes") for size in batch_sizes}))

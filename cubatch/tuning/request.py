@@ -35,6 +35,8 @@ class Request:
         """
         Return the request, after checking the arguments of a public function.
 
+        None has the meaning of the attribute of `Goal`, `Limits` or `Request`; as `memory_limit`: the available memory.
+
         Raises:
             InvalidArgument: If an argument is invalid.
         """

@@ -146,7 +146,7 @@ class Measurement:
         return self.status in TIMED and self.latency_seconds is not None
 
     def exceeds(self, latency_limit: float | None) -> bool:
-        """Return whether a step takes longer than the limit in seconds; False without a limit or a measured step."""
+        """Return whether a step takes longer than the limit in seconds; False without a limit (None) or a timing."""
         return self.latency_seconds is not None and latency_limit is not None and self.latency_seconds > latency_limit
 
 
@@ -172,7 +172,7 @@ class BatchSizeResult(Shown):
 
     Attributes:
         predicted: Whether nothing was measured.
-        The others are those of `TuningResult`.
+        The others are those of `TuningResult`, and None in the same cases.
     """
 
     __slots__ = ()
@@ -279,7 +279,8 @@ class TuningResult(BatchSizeResult):
             (1 - tolerance) times the best. Latency: the largest within (1 + tolerance) times the lowest. See
             `search.posterior.Posterior.recommend`. None without a recommendation: the step or an input did not grow
             with the batch, nothing could be compared, or nothing was measured yet.
-        fastest_batch_size: The size with the best posterior mean of the objective.
+        fastest_batch_size: The size with the best posterior mean of the objective; None if no size ran within the
+            limits, or the recommendation is withheld.
         loader: The rate of the data loader, see `LoaderRate`; None if none was given. `decided_by` is "loader" if it
             is the bottleneck, so that larger batches gain nothing, also if another limit is reached.
         accumulate: Batches of a step, one optimizer step included: `batch_size` is that of one batch, `latency_seconds`
@@ -287,7 +288,7 @@ class TuningResult(BatchSizeResult):
         current_batch_size: The size that the user has now; None if it was not given. It is the recommendation if no
             other size is better by more than the tolerance and the noise.
         largest_batch_size: The largest batch size that fits by the memory plan; None without a plan.
-        largest_measured: The largest batch size that ran.
+        largest_measured: The largest batch size that was timed; None if none was.
         tied_with: Sizes whose difference from the fastest may be zero, by its 90 % interval.
         decided_by: One of DECIDED_BY, see `decision.decide`. None in a partial result, and if only failures lie above
             the recommended size.
@@ -298,9 +299,10 @@ class TuningResult(BatchSizeResult):
             normalized to it. None without one, as on a GPU.
         `disturbed`: Whether other processes used the machine while timings were taken; None if unknown.
         data_parallel: The cost of sharing a step among devices; None for one device.
-        l2: "cold" if the working set is evicted from the L2 cache between steps, else "warm".
+        l2: "cold" if the working set is evicted from the L2 cache between steps, "warm" if not; None if unknown.
         created, spec, input_shape, mode, dtype, objective, tolerance, optimizer, library, recompute, budget_seconds,
-            seconds_spent, seed, device, environment: The request and its conditions.
+            seconds_spent, seed, device, environment: The request and its conditions. None if unknown, or if the
+            subject has no such property, as a callable has no `input_shape`.
     """
 
     created: str | None = field(default=None, converter=checks.text)
@@ -396,7 +398,7 @@ class TuningResult(BatchSizeResult):
         return None if self.data_parallel is None else self.data_parallel.scaling_efficiency
 
     def to_json(self, *, indent: int | None = None) -> str:
-        """Return the result as JSON text of schema 1, without NaN and infinity."""
+        """Return the result as JSON text of schema 1, without NaN and infinity; `indent` None: on one line."""
         rates = {name: getattr(self, name) for name in _RATES}
         mapping = {"schema": SCHEMA} | attrs.asdict(self) | rates
         return json.dumps(mapping, allow_nan=False, ensure_ascii=False, indent=indent)

@@ -94,7 +94,7 @@ class _Session:
     run: Run
     ladder: Ladder
     notes: list[Note]
-    loader: LoaderRate | None = None
+    loader: LoaderRate | None = None  # the measured rate of the user's data loader; None: not measured, or no loader
 
     def save_ladder(self, measured: Measured | None = None) -> None:
         """
@@ -181,7 +181,11 @@ class _Session:
             raise
 
     def _setting(self, launch: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the fields of the result that do not come from timings: limits, device, environment and others."""
+        """
+        Return the fields of the result that do not come from timings: limits, device, environment and others.
+
+        `launch` is `Measured.launch`, None if unknown.
+        """
         device, limits, fields = self.subject.device, self.request.limits, dict(self.subject.describe(self.ladder))
         facts, added = device.to_mapping(), fields.pop("environment", {})
         launched = {} if launch is None else {"launch": dict(launch)}

@@ -85,7 +85,8 @@ class StoredRun:
     notes: tuple[str, ...] = field(converter=tuple)  # the notes of its first call
     # the candidate batch sizes; None if nothing was measured yet
     ladder: tuple[Candidate, ...] | None = field(converter=_candidates)
-    limit: Mapping[str, Any] | None  # facts of the memory limit for which the candidates were chosen
+    # facts of the memory limit for which the candidates were chosen; None before they are
+    limit: Mapping[str, Any] | None
     num_timings: int  # num_timings, num_outcomes: number of rows
     num_outcomes: int
     # sentences about interference of other processes while its timings were taken

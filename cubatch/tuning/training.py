@@ -126,7 +126,7 @@ class Arranged:
     options: dict[str, Any]  # further arguments of the engine's `train`
 
     def run(self, progress: Callable[[Epoch], None] | None, stepped: Callable[[Step], None] | None) -> Training:
-        """Train the network and return the loss, accuracy and speed of each epoch; arguments as for `train`."""
+        """Train the network; return the loss, accuracy and speed of each epoch. A callback may be None: no call."""
         if self.devices is not None:
             return self._run_together(self.devices, progress, stepped)
         with gpu_library.translating(f"training {self.network.name}"):
@@ -142,7 +142,7 @@ class Arranged:
         progress: Callable[[Epoch], None] | None,
         stepped: Callable[[Step], None] | None,
     ) -> Training:
-        """Train in one process per device, and return the first one's record; it also reports progress."""
+        """Train in one process per device; return the first one's record. It reports progress, unless both are None."""
 
         def report(event: Epoch | Step) -> None:
             if isinstance(event, Epoch) and progress:
@@ -178,7 +178,8 @@ def arrange(
     """
     Return a training run ready to start: arguments checked, and the batch size tuned if it is "auto".
 
-    `tune` replaces `autotune`, to show its progress. The other arguments and the errors are those of `train`.
+    `tune` replaces `autotune`, to show its progress. The other arguments, with the meaning of
+    None, and the errors are those of `train`.
     """
     check_path(data, "data")
     checkpoints.check_files(save=save, checkpoint=checkpoint)

@@ -238,7 +238,8 @@ def _tune_present(
     """
     Tune a module of this process, together with those of the other ranks, if there are any.
 
-    `kind` has the options of the step: mode, loss, optimizer and others.
+    `kind` has the options of the step: mode, loss, optimizer and others. `device` None is that of the module, and
+    `ranks` None: this process has no other ranks.
     """
     resolved = _check_device(module, device)
     request.goal.check_device(resolved)

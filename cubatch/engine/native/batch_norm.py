@@ -109,7 +109,7 @@ def batch_norm_apply(
     """
     Return x normalized by given statistics: y = gamma * (x - mean) * inv_std + beta.
 
-    The arguments are those of `functional.batch_norm_train`.
+    The arguments are those of `functional.batch_norm_train`; `activation` None applies none.
     """
     arrays = x, residual, out, mean, inv_std, gamma, beta
     return _apply(context, arrays, eps=0.0, is_variance=False, relu=relu, activation=activation)

@@ -41,7 +41,8 @@ class Fitted:
     sd: float  # standard deviation of the logarithm of measured over predicted time, for shapes that were not fitted
     unseen_sd: float  # additional standard deviation for a GPU that was not measured
     transforms: bool = True  # whether there are other algorithms than tiled products: see `algorithms.algorithms`
-    process: GaussianProcess | None = None  # the correction of sources with few shapes, which have no trees
+    # the correction of sources with few shapes, which have no trees; None for other sources
+    process: GaussianProcess | None = None
 
     def scale(self, device: Device) -> tuple[float, float, bool]:
         """

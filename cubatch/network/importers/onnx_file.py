@@ -67,7 +67,13 @@ def read(
     extents: Extents | None = None,
     opaque: bool = False,
 ) -> Network:
-    """Return an ONNX file as a network; `extents` are (h, w, c) of one sample, for any order of the file's axes."""
+    """
+    Return an ONNX file as a network.
+
+    Args:
+        path, input_shape, opaque: As for `load_onnx`.
+        extents: (h, w, c) of one sample, for any order of the file's axes; None: `input_shape` or the file has them.
+    """
     if not isinstance(path, str | Path):
         raise InvalidArgument("path", path, "the path of an ONNX file")
     path = Path(path)
@@ -124,7 +130,11 @@ class _Reader:
                 self._live.update(node.input)
 
     def _fix_input(self, model: Any, input_shape: tuple[int, ...] | None, extents: Extents | None) -> tuple[str, Shape]:
-        """Return name and shape of the model's only input, and write the shape into the model; reject an open shape."""
+        """
+        Return name and shape of the model's only input, and write the shape into the model; reject an open shape.
+
+        `input_shape` and `extents` are as for `read`; if both are None, the file must have a known shape.
+        """
         inputs = [each for each in model.graph.input if each.name not in self._constants]
         if len(inputs) != 1:
             names = ", ".join(each.name for each in inputs) or "none"

@@ -60,7 +60,7 @@ class Concat(Layer, type="concat", arity=(2, 1024)):
     Inputs of equal height and width, side by side along the channels.
 
     Attributes:
-        channels: Channels of each input; inferred in a network, where c is their sum.
+        channels: Channels of each input; None until inferred in a network, where c is their sum.
     """
 
     channels: tuple[int, ...] | None = field(default=None, converter=integers)

@@ -126,7 +126,7 @@ def modes(
     title: str,  # title of the first table
     limit: int,  # bytes that the largest batch fits into
     why: str = "",  # source of the limit; empty if the user gave it
-    target: int | None = None,  # samples per optimizer step, if gradients are accumulated
+    target: int | None = None,  # samples per optimizer step; None: gradients are not accumulated
 ) -> list[Grid]:
     """Return the tables of the memory of a step: by part for each mode, by layer, and the rules of thumb."""
     by_mode: dict[str, Footprint | ModuleFootprint] = {mode: memory.footprint for mode, memory in modes.items()}
@@ -142,7 +142,11 @@ def modes(
 
 
 def _fits(modes: Mapping[Mode, ModeMemory], limit: int, why: str, target: int | None) -> str:
-    """Return a sentence on the largest batch size of each mode, and the modes where the requested one is too large."""
+    """
+    Return a sentence on the largest batch size of each mode, and the modes where the requested one is too large.
+
+    `target` is the number of samples per optimizer step; None: gradients are not accumulated.
+    """
     requested = next(iter(modes.values())).footprint
     largest = {mode: memory.max_batch_size for mode, memory in modes.items()}
     sizes = join_words([f"{format_count(n) if n else 'no batch'}{_in([mode], modes)}" for mode, n in largest.items()])

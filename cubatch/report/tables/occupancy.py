@@ -167,7 +167,11 @@ def batch_advice(swept: BatchSweep) -> str | None:
 def mapping(
     device: Device, launches: Sequence[Answer], swept: Sweep | BatchSweep | None, place: tuple[Layer, Pass] | None
 ) -> dict[str, Any]:
-    """Return launches and a sweep in JSON form; `place` is the layer and pass that the launches compute, if known."""
+    """
+    Return launches and a sweep in JSON form.
+
+    `swept` is None without a sweep. `place` is the layer and pass that the launches compute, None if unknown.
+    """
     listed = [
         {
             "kernel": launch.name,

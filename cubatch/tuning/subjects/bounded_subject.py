@@ -59,12 +59,12 @@ class BoundedSubject(Subject):
     budget: float = 60.0
     accumulate: int = 1
     loader: Any = None
-    optimizer: object | None = None
+    optimizer: object | None = None  # None for a subject that is never trained: an ONNX file
     # versions that are added to the `environment` of the result
     versions: Mapping[str, Any] = attrs.field(factory=dict)
     # CPUs of each instance that steps at the same time, by `share_cpus`; empty: one instance, not bound
     shares: Sequence[Sequence[int]] = ()
-    _runner: LearnsMemory | None = attrs.field(default=None, init=False)
+    _runner: LearnsMemory | None = attrs.field(default=None, init=False)  # None before its first use
 
     @abc.abstractmethod
     def make_runner(self) -> LearnsMemory:

@@ -95,7 +95,8 @@ class NamedModuleSubject(BoundedSubject):
         """
         Return the subject of a module that a function makes, after checking all arguments; no user code is imported.
 
-        `name` is "package.module:function", and `kind` has the options of the step.
+        `name` is "package.module:function", and `kind` has the options of the step. `device` None is the first GPU,
+        else the CPU; `threads` None: one instance, with all CPUs.
 
         Raises:
             InvalidArgument: If there is no such function, or another argument is invalid.

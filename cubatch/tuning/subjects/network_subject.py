@@ -64,6 +64,8 @@ class NetworkSubject(Subject):
         """
         Return the subject, after checking the arguments of `autotune` for the network and its devices.
 
+        `device` None is the first GPU, else the CPU; `devices` None: one device takes the whole step.
+
         Raises:
             CubatchError: If these devices or the engine cannot serve the request.
         """
@@ -123,7 +125,8 @@ class NetworkSubject(Subject):
         """
         Return candidates chosen by the memory plan and the layers, or those of the earlier call.
 
-        Those of the earlier call are marked by whether they fit the present memory limit.
+        Those of the earlier call (`cached`, None if there is none) are marked by whether they fit the present memory
+        limit.
         """
         if cached is not None and is_finished:
             return cached

@@ -43,7 +43,8 @@ class OnnxSubject(BoundedSubject):
         """
         Return the subject of an ONNX file, after checking the arguments of `autotune`.
 
-        `spec` is the file's path, and `dims` has extents of open axes other than the batch, by name.
+        `spec` is the file's path, and `dims` has extents of open axes other than the batch, by name; None: none.
+        `device` None is the first GPU, else the CPU; `threads` None: one instance, with all CPUs.
 
         Raises:
             InvalidArgument: If there is no such file, or an argument is not for ONNX Runtime.

@@ -62,6 +62,8 @@ def network(
     """
     Return a network with its candidate batch sizes, after checking the arguments of `predict`.
 
+    `device` None is the GPU of this machine.
+
     Raises:
         InvalidArgument: If an argument is invalid, or facts of the GPU that the model needs are unknown.
         DoesNotFit: If not even one sample fits.
@@ -112,7 +114,9 @@ def module(
     spec: Any, batches: Any, device: Device | str | None, request: Request, kind: Mapping[str, Any]
 ) -> PredictedSubject:  # fmt: skip
     """
-    Return a traced PyTorch module with its candidate batch sizes; `kind` has the options of its step.
+    Return a traced PyTorch module with its candidate batch sizes.
+
+    `device` None is the GPU of this machine; `kind` has the options of the module's step.
 
     Raises:
         InvalidArgument: If an argument is invalid, or the module's step cannot be traced or computes nothing.
