@@ -20,7 +20,7 @@ SEED = 20261121
 STORED = ("float32", "float16", "bfloat16")
 TENSOR_DTYPES = ("float16", "bfloat16", "tf32")
 ELSEWHERE = {
-    "batch_norm_merge", "copy_channels", "transpose",
+    "batch_norm_merge", "copy_filter", "transpose",
     *("gemm_nn_sums", "gemm_nt_sums", "conv2d_fprop_sums", "conv2d_dgrad_sums"),
 }  # fmt: skip
 """Operations that no case calls, since only fused products or layouts need them; tests/kernels checks them."""

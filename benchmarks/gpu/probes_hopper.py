@@ -19,6 +19,7 @@ def probes() -> Iterator[Probe]:
     """List the probes of tensor copies, wgmma and barriers."""
     yield from _tiles()
     yield from _gathered()
+    yield from _overlapping()
     yield from _stores()
     yield from _products()
     for suffix in ("", "_transposed"):
@@ -103,6 +104,19 @@ def _gathered() -> Iterator[Probe]:
                 lambda x, size=(72, w, h, 2), window=window: TensorMap(x, "float16", size, (64, 16), window),
                 x=images, last=[corner],
             )  # fmt: skip
+
+
+def _overlapping() -> Iterator[Probe]:
+    """Im2col of pixels that overlap: 64 elements each, 16 apart, of 2 images of 5 rows of 9 x 16 elements."""
+    x = np.arange(1, 1 + 2 * 5 * 9 * 16, dtype=np.uint16).reshape(2, 5, 9 * 16)
+    window = Window.along((6, 5), (6, 4), (1, 1), (0, 0))
+    for first, tap in ((0, 0), (17, 1), (45, 1)):
+        image, row, column = first // 24, first // 6 % 4, first % 6
+        yield _loaded(
+            f"im2col, overlapping pixels, tap {tap}, pixel {first}", "load_im2col", 16,
+            lambda x: TensorMap(x, "float16", (64, 6, 5, 2), (64, 16), window, (32, 288, 1440)), x=x,
+            last=[np.array((0, column, row, image, 0, tap), _CORNER)[()]],
+        )  # fmt: skip
 
 
 def _stores() -> Iterator[Probe]:

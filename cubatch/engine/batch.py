@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from cubatch.engine import backend, storage
 from cubatch.engine.place import Place
 from cubatch.errors import InvalidArgument
 from cubatch.memory.plan import Plan
+from cubatch.memory.schedule_records import Schedule
 from cubatch.network.graph import INPUT
 
 RANDOM_BLOCK = 2**16
@@ -51,9 +53,10 @@ def fill(plan: Plan, place: Place, x: Any, labels: Any, *, kind: np.dtype[Any], 
         target = place.arena[number]
         name = plan.schedule.buffers[number].name
         if name == INPUT:
-            channels = x.shape[-1]
-            target[..., :channels] = xp.asarray(storage.encoded(x[shard], kind))
-            target[..., channels:] = 0
+            images = xp.asarray(storage.encoded(x[shard], kind))
+            _clear_padding(target, plan.schedule)
+            for part, inside, pixels in _pixels(target, plan.schedule):
+                part[inside] = images[pixels]
         elif name == "labels" and labels is not None:
             target[...] = xp.asarray(labels[shard]).reshape(target.shape)
 
@@ -83,7 +86,30 @@ def fill_randomly(plan: Plan, places: Sequence[Place], block: Any, seed: int, xp
                 target[start : start + piece.size] = piece
                 start, begin = start + piece.size, 0
             if plan.schedule.buffers[number].name == INPUT:
-                place.arena[number][..., plan.schedule.network.input_shape[2] :] = 0
+                _clear_padding(place.arena[number], plan.schedule)
+
+
+def _pixels(stored: Any, program: Schedule) -> Iterator[tuple[Any, tuple[slice, ...], tuple[slice, ...]]]:
+    """
+    Yield for each pixel of a patch: its part of the stored batch, what of that is no padding, and the images' pixels.
+
+    `stored` is the batch in `Schedule.patches`.
+    """
+    down, right = program.patches
+    wide = stored.shape[-1] // (down.taps * right.taps)
+    channels, every = slice(program.network.input_shape[2]), slice(None)
+    for place, (y, x) in enumerate(itertools.product(range(down.taps), range(right.taps))):
+        (rows, from_rows), (columns, from_columns) = down.valid(y, 0, down.out), right.valid(x, 0, right.out)
+        part = stored[..., place * wide : (place + 1) * wide]
+        yield part, (every, rows, columns, channels), (every, from_rows, from_columns)
+
+
+def _clear_padding(stored: Any, program: Schedule) -> None:
+    """Set the padding of a stored batch to zero."""
+    for part, inside, _ in _pixels(stored, program):
+        for axis, pixels in enumerate(inside[1:], 1):
+            for padding in (slice(pixels.start or 0), slice(pixels.stop, None)):
+                part[(slice(None),) * axis + (padding,)] = 0
 
 
 def random_block(count: int, seed: int, kind: np.dtype[Any], xp: Any) -> Any:

@@ -134,8 +134,8 @@ def _shaped(op: Op, layer: Layer, role: str, array: Any) -> Any:
     if role in {"y", "dy"}:
         return array.reshape(len(array), *layer.output_shape)
     if role.lstrip("d").startswith("x"):
-        h, w, _ = layer.input_shapes[int(role.lstrip("dx"))]
-        return array.reshape(len(array), h, w, -1)  # the batch may be stored with more channels than it has
+        h, w, _ = (op.layer or layer).input_shapes[int(role.lstrip("dx"))]
+        return array.reshape(len(array), h, w, -1)  # the batch may be stored in patches, with more channels
     return array.reshape(len(array), *layer.output_shape) if role in {"argmax", "mask"} else array
 
 

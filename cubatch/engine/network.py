@@ -63,7 +63,8 @@ class Model(Learned):
         operations: Functions instead of both, under the names of `functional`; needed for 16 bits without kernels.
         graphs: Steps on hand-written kernels may be CUDA graphs; False launches their kernels one by one.
         experimental: Names of ways to run hand-written kernels that were not measured on a GPU yet. With "norm_sums"
-            products of a training step compute the sums of the batch norms next to them.
+            products of a training step compute the sums of the batch norms next to them. With "space_to_depth" a
+            network's batch is stored in patches of the stride of its first convolution, for faster kernels.
 
     Raises:
         UnsupportedLayer: If the engine cannot compute one of the layers.

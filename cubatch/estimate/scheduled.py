@@ -15,6 +15,7 @@ import attrs
 from cubatch.memory.plan import schedule_of
 from cubatch.memory.schedule_records import Op
 from cubatch.network.graph import Node, Spec, cached, layer_passes
+from cubatch.network.layer import Layer
 from cubatch.network.passes import Pass
 
 
@@ -28,7 +29,13 @@ class Scheduled:
     # further elements per sample that it moves: reads of its epilogue, and sums of gradients before it. If the pass
     # does not run, it moves only these
     more: int
+    computed: Layer | None = None  # the layer that kernels compute instead of the node's: see `Op`
     summed: bool = False  # whether a product's pass also computes the sums of a batch norm, or a norm's pass does not
+
+    @property
+    def layer(self) -> Layer:
+        """The layer that is computed."""
+        return self.computed or self.node.layer
 
 
 @cached
@@ -69,7 +76,7 @@ def scheduled_passes(
         if pass_ is not Pass.FPROP:  # before the first of its gradients
             more += added.pop(node.name, 0)
         is_done = runs is None or (summed and pass_ is Pass.WGRAD)
-        passes.append(Scheduled(node, pass_, not is_done, more, summed))
+        passes.append(Scheduled(node, pass_, not is_done, more, runs.computed if runs else None, summed))
     return tuple(passes)
 
 

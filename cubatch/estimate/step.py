@@ -88,8 +88,7 @@ def predict_step(
         passes = tuple(Scheduled(node, pass_, runs=True, more=0) for node, pass_ in layer_passes(spec, mode))
     distinct: dict[Work, int] = {}
     places = [
-        distinct.setdefault((extents(at.node.layer), at.pass_, at.runs, at.more, at.summed), len(distinct))
-        for at in passes
+        distinct.setdefault((extents(at.layer), at.pass_, at.runs, at.more, at.summed), len(distinct)) for at in passes
     ]
     work, notes = list(distinct), list[ModelNote]()
     if library == "cubatch":

@@ -8,7 +8,7 @@ import attrs
 
 from cubatch.hardware.facts import BYTES_PER_ELEMENT
 from cubatch.kernels.padding import widened
-from cubatch.kernels.tensor_map import can_gather
+from cubatch.kernels.tensor_map import can_gather, gathered
 from cubatch.kernels.workspace import depthwise_grid
 from cubatch.kernels.workspace.misc import VECTOR_BYTES
 from cubatch.network.layer import Layer
@@ -107,7 +107,7 @@ def conv2d_problem(pass_: Pass, shape: ConvShape, samples: int, dtype: str, vect
     gemm_k = -(-gemm_k // phases)
     if v.is_identity and h.is_identity and groups == 1:
         return Problem(f"gemm_{pass_.layout}", dtype, m, n, gemm_k, vector=vector)
-    operation, tap_channels = f"conv2d_{pass_.value}", c if pass_ is Pass.WGRAD else 0
+    operation, tap_channels = f"conv2d_{pass_.value}", gathered(shape)[0].c // groups if pass_ is Pass.WGRAD else 0
     copies = can_gather(operation, shape, samples)
     image = None
     if shape.is_plain_3x3 and pass_ is not Pass.WGRAD and dtype == "float32":
@@ -129,8 +129,8 @@ class Problem:
     vector: int = 1  # widest load that extents and addresses allow, in elements
     # whether Hopper's copy engine can gather the operands: see `tensor_map.can_gather`
     tensor_copies: bool = attrs.field(default=True, repr=False)
-    # columns that belong to one tap in a filter's gradient, else 0. A tensor map's box of BOX_CHANNELS holds columns of
-    # one tap only
+    # columns that belong to one tap in a filter's gradient, as `tensor_map.gathered` joins taps, else 0. A tensor map's
+    # box of BOX_CHANNELS holds columns of one tap only
     tap_channels: int = attrs.field(default=0, repr=False)
     # rows and columns of an image of the result, if Winograd's algorithm can compute it: a 3x3 convolution of stride 1
     # in float32. Otherwise None

@@ -8,6 +8,8 @@ numbers.  The limits are those of cuTensorMapEncodeTiled and cuTensorMapEncodeIm
 from __future__ import annotations
 
 import ctypes
+import itertools
+import operator
 from typing import Any
 
 import attrs
@@ -82,12 +84,19 @@ class TensorMap:
         InvalidArgument: If a tensor map cannot represent it.
     """
 
-    array: Any  # C-contiguous; its address must be a multiple of 16
+    array: Any  # its address must be a multiple of 16
     # "float16", "bfloat16", "float32", or "tf32" for float32 that is rounded by the copy
     dtype: str = attrs.field(validator=attrs.validators.in_(_DTYPES))
     dims: tuple[int, ...]  # extents, the contiguous one first; for im2col (c, w, h, n)
     box: tuple[int, ...]  # extents of a tile in the same order; for im2col (channels, pixels)
     window: Window | None = None  # pixels of an im2col copy; None for plain tiles
+    # bytes between neighbors along each axis but the contiguous one; by default those of a C-contiguous array
+    strides: tuple[int, ...] = attrs.field()
+
+    @strides.default
+    def _contiguous(self) -> tuple[int, ...]:
+        item_bytes = _ITEM_BYTES.get(self.dtype, 0)  # an unknown dtype is refused after this
+        return tuple(itertools.accumulate(self.dims[:-1], operator.mul, initial=item_bytes))[1:]
 
     def __attrs_post_init__(self) -> None:
         """Raise InvalidArgument if the driver would reject the tensor map."""
@@ -115,15 +124,6 @@ class TensorMap:
     def item_bytes(self) -> int:
         """Bytes of an element."""
         return _ITEM_BYTES[self.dtype]
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Bytes between neighbors along each axis except the contiguous one."""
-        strides, stride = [], self.item_bytes
-        for extent in self.dims[:-1]:
-            stride *= extent
-            strides.append(stride)
-        return tuple(strides)
 
 
 def check_address(address: int) -> int:
@@ -182,12 +182,33 @@ def can_gather(operation: str, shape: ConvShape, samples: int) -> bool:
     """
     vertical, horizontal = shape.vertical, shape.horizontal
     most = max(vertical.size * horizontal.size, shape.pixels) * samples
-    channels = shape.k if operation == "conv2d_dgrad" else shape.c
+    channels = shape.k if operation == "conv2d_dgrad" else gathered(shape)[0].c
     if shape.groups != 1 or most >= _MOST_PIXEL_NUMBER or channels < _FEWEST_CHANNELS:
         return False
     if operation != "conv2d_dgrad":
-        return _can_gather(vertical, horizontal)
+        return _can_gather(vertical, gathered(shape)[0].horizontal)
     return all(_can_gather(phase.vertical, phase.horizontal) for phase in working_phases(shape))
+
+
+def gathered(shape: ConvShape) -> tuple[ConvShape, int]:
+    """
+    Return a convolution as an im2col copy gathers its input, and the elements from one pixel to the next of a row.
+
+    Few channels would not fill a box.  If a row of the filter reads no padding, its taps are contiguous in memory.
+    They are then gathered as channels of a single pixel, which overlaps the next pixel.
+
+    Example:
+        >>> from cubatch.network.windows import conv_shape
+        >>> wide, elements = gathered(conv_shape((115, 115, 16), (64, 4, 4, 16), (1, 1), (0, 0, 0, 0), (1, 1)))
+        >>> wide.c, wide.horizontal.taps, elements
+        (64, 1, 16)
+    """
+    row, channels = shape.horizontal, shape.horizontal.taps * shape.c
+    if shape.groups > 1 or shape.c >= _FEWEST_CHANNELS or channels % _FEWEST_CHANNELS:
+        return shape, shape.c
+    if row.reaches_out or row.step > 1:
+        return shape, shape.c
+    return shape._replace(horizontal=Axis(row.out, row.out, 1, 1, 1, 0), c=channels), row.stride * shape.c
 
 
 def _can_gather(vertical: Axis, horizontal: Axis) -> bool:

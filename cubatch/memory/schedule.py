@@ -23,6 +23,8 @@ whose result the pool reads first adds it to the gradient of the other readers.
 With "norm_sums" in `experimental`, products also compute the sums over the batch of the norms next to them.  A forward
 product whose result a norm reads computes that norm's statistics.  A product that makes the gradient of a norm's result
 computes the gradients of the norm's parameters.  Each such norm has one pass over its arrays then, instead of two.
+
+With "space_to_depth" the batch is stored in patches of the first convolution's stride: see `kernels.padding`.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from collections.abc import Collection, Sequence
 
 import attrs
 
-from cubatch.kernels.padding import stored_input_shape, stored_saved_elements
+from cubatch.kernels.padding import input_patches, over_patches, stored_input_shape, stored_saved_elements
 from cubatch.memory.dataflow import Dataflow, is_relu
 from cubatch.memory.schedule_records import FLOAT32_BYTES, LABEL_BYTES, Buffer, Op, Schedule
 from cubatch.network.graph import INPUT, Network, Node, Spec, as_network
@@ -64,11 +66,13 @@ def schedule(
     network = as_network(spec)
     check_mode(mode)
     pads = library == "cubatch"
-    stored = stored_input_shape(network) if pads else network.input_shape
     writer = _Writer(network, mode, single=isinstance(spec, Layer), pads=pads, activates=norms_activate(library))
+    # The gradient of the batch, which a layer on its own has, is stored as it is.
+    is_cut = "space_to_depth" in experimental and pads and not (writer.single and writer.training)
+    writer.patches = input_patches(network, space_to_depth=is_cut)
     writer.sums = "norm_sums" in experimental and pads and writer.training
     cuts = writer.cuts() if recompute and mode == "training" else [len(network.nodes)]
-    values = writer.inputs(stored)
+    values = writer.inputs(stored_input_shape(network, writer.patches) if pads else network.input_shape)
     for node in network.nodes:
         writer.forward(node, values)
     if mode == "training":
@@ -116,6 +120,7 @@ class _Writer:
         # By batch norm: buffer of the gradient of a global pool of its result, which its backward operation adds.
         self.spread: dict[str, int] = {}
         self.sums = False
+        self.patches = input_patches(network)
 
     def buffer(self, buffer: Buffer) -> int:
         self.buffers.append(buffer)
@@ -135,7 +140,9 @@ class _Writer:
     ) -> None:
         workspace = self.scratch(kind, node)
         relu = node.inputs[0] in self.flow.pooled
-        self.ops.append(Op(kind, node, reads, writes, workspace, replay, relu))
+        is_cut = INPUT in node.inputs and max(axis.taps for axis in self.patches) > 1
+        computed = over_patches(node.layer) if is_cut else None
+        self.ops.append(Op(kind, node, reads, writes, workspace, replay, relu, computed=computed))
 
     # --- forward -----------------------------------------------------------------------------
 
@@ -529,4 +536,5 @@ class _Writer:
             results=frozenset(number[n] for n in self.results),
             outputs={name: number[n] for name, n in values.items() if n in number},
             single=self.single,
+            patches=self.patches,
         )

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cubatch.network.graph import Network, Node
-from cubatch.network.layer import extents
+from cubatch.network.layer import Layer, extents
 from cubatch.network.passes import Pass
+from cubatch.network.windows import Axis
 
 PARTS = ("activations", "activation_gradients", "workspace")
 FLOAT32_BYTES = 4
@@ -69,6 +70,12 @@ class Op:
     # statistics. It writes "means" and the gradients of the norm's parameters
     summed: Node | None = None
     norms: tuple[tuple[Node, Node], ...] = ()  # for "fold": each product and its fused batch norm
+    computed: Layer | None = None  # the convolution over patches that computes the layer's results: see `over_patches`
+
+    @property
+    def layer(self) -> Layer | None:
+        """The layer that kernels compute: the node's, or its equivalent over patches of the batch."""
+        return self.computed or (self.node.layer if self.node else None)
 
     @property
     def norm(self) -> Node | None:
@@ -99,6 +106,8 @@ class Schedule:
     outputs: dict[str, int]  # buffer number of each layer's output after the forward pass
     # whether it is a step of one layer, given the gradient of its output, which computes that of its input
     single: bool
+    # vertical and horizontal axis along which samples of the batch are stored in patches: see `padding.input_patches`
+    patches: tuple[Axis, Axis]
 
     @functools.cached_property
     def moved(self) -> int:
@@ -132,7 +141,7 @@ class Schedule:
             if op is None:
                 key: object = buffer.elements, buffer.itemsize, buffer.batched
             else:
-                key = op.kind, op.node and extents(op.node.layer), op.ending, op.summed is not None
+                key = op.kind, op.layer and extents(op.layer), op.ending, op.summed is not None, op.computed is not None
             if key not in numbers:
                 numbers[key] = len(representatives)
                 representatives.append(op or buffer)

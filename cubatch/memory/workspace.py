@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 
 from cubatch.hardware.facts import Device
+from cubatch.kernels.padding import filter_bytes
 from cubatch.kernels.workspace import attention_scratch, depthwise_grid, misc, product_scratch
 from cubatch.memory import blocks, conv_blocks
 from cubatch.memory.blocks import Attend, AttendBackward, Curve, Ends, Flat, Need, Norm, Pool, Products, RowNorm, Scores
@@ -38,8 +39,10 @@ def kernel_workspace_bytes(op: Op, program: Schedule, samples: int, dtype: str, 
     Raises:
         InvalidArgument: If the device's SMs or compute capability are unknown.
     """
-    if op.node is not None:
-        own = _layer_bytes(extents(op.node.layer), _pass(op, program), samples, dtype, device)
+    if op.layer is not None:
+        own = _layer_bytes(extents(op.layer), _pass(op, program), samples, dtype, device)
+        if op.computed is not None and (shape := op.computed.convolution) is not None:
+            own += filter_bytes(shape, dtype)
         if op.summed is None:
             return own
         h, w, channels = op.summed.layer.input_shape

@@ -8,6 +8,9 @@
 //   outer    boxes of [TILE_K][64 outer] side by side; "turned", 16-bit elements only: wgmma reads tf32 along gemm_k
 //            alone, so that B of a float NN or DGRAD comes transposed, b[n, k] or w[tap, c, k] (see the host's launch)
 //
+// A convolution's pixels of few channels overlap: the taps of a filter's row are channels of one pixel then
+// (cubatch/kernels/tensor_map.py).
+//
 // Every operand but a matrix is one tap of a filter at a time, so that what lies outside of the image, beyond the last
 // channel or the last pixel is zero on both sides and nothing of another tap is met.
 #pragma once

@@ -2,24 +2,36 @@
 //
 // layout — copies of operands into the layout that a product needs.
 //
-//   copy_channels    rows of elements into wider ones, ended with zeros, or into narrower ones, cut (filters: 3 and 4)
+//   copy_filter      filters (k, r, s, c) into those over patches of pixels with wider channels, or back (3 and 4, 3 and 16)
 //   transpose        (rows, columns) to (columns, rows): operand B of a tf32 product that does not lie along gemm_k
 //
 // A transposition goes through a tile of 32 x 32 in shared memory, one element wider than that, so that both sides are
 // read and written along their contiguous axis without bank conflicts.
 //
-//   grid    copy_channels: ceil(rows / 256);  transpose: (ceil(columns / 32), ceil(rows / 32))
+//   grid    copy_filter: ceil(taps of all patches / 256);  transpose: (ceil(columns / 32), ceil(rows / 32))
 #include "common/elements.cuh"
 
 constexpr int TILE = 32;
 
 CB_KERNEL(THREADS, 4)
-copy_channels(const CB_ELEMENT* x, CB_ELEMENT* y, i64 num_rows, int channels, int wanted) {
+copy_filter(const CB_ELEMENT* from, CB_ELEMENT* to, i64 num_taps, int r, int s, int c, int high, int wide, int share,
+            int back) {
   cb_dependent_launch();
-  const i64 row = (i64)cb_block_x() * THREADS + cb_thread();
-  if (row >= num_rows) return;
-  for (int c = 0; c < wanted; ++c) {
-    y[row * wanted + c] = c < channels ? x[row * channels + c] : from_float<CB_ELEMENT>(0.0f);
+  const i64 tap = (i64)cb_block_x() * THREADS + cb_thread();  // k, patch, and place in the patch of high x wide taps
+  if (tap >= num_taps) return;
+  const int rows = (r + high - 1) / high, columns = (s + wide - 1) / wide;
+  const i64 patch = tap / (high * wide);
+  const int place = (int)(tap % (high * wide));
+  const int row = (int)(patch / columns % rows) * high + place / wide;
+  const int column = (int)(patch % columns) * wide + place % wide;
+  const bool exists = row < r && column < s;
+  const i64 of_filter = ((patch / columns / rows * r + row) * s + column) * c, of_patch = tap * share;
+  for (int i = 0; i < (back ? c : share); ++i) {
+    if (!back) {
+      to[of_patch + i] = exists && i < c ? from[of_filter + i] : from_float<CB_ELEMENT>(0.0f);
+    } else if (exists) {
+      to[of_filter + i] = from[of_patch + i];
+    }
   }
 }
 

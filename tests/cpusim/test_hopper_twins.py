@@ -194,6 +194,24 @@ def test_im2col_walks_over_pixels_and_moves_them_by_the_tap(launch, data):
     assert np.array_equal(y, swizzled(want.view(np.uint8)))
 
 
+@pytest.mark.parametrize(("first", "tap"), [(0, 0), (17, 1), (45, 1)])
+def test_im2col_copies_of_pixels_that_overlap(launch, first, tap):
+    """Strides of a tensor map may be shorter than its pixels: each row begins 16 elements after the one before."""
+    x = elements(np.random.default_rng(5), 2, 5, 9 * 16)
+    window, y = Window.along((6, 5), (6, 4), (1, 1), (0, 0)), np.zeros(16 * 128, np.uint8)
+    corner = np.array(
+        (0, first % 6, first // 6 % 4, first // 24, 0, tap),
+        dtype=np.dtype([(name, np.int32) for name in ("c", "w", "h", "n", "offset_w", "offset_h")]),
+    )[()]
+    described = TensorMap(x, "float16", (64, 6, 5, 2), (64, 16), window, (32, 288, 1440))
+    launch("load_im2col", [described, y, np.int32(16), corner])
+    want = np.zeros((16, 64), np.uint16)
+    for row, number in enumerate(range(first, min(first + 16, 48))):
+        begin = number % 6 * 16
+        want[row] = x[number // 24, number // 6 % 4 + tap, begin : begin + 64]
+    assert np.array_equal(y, swizzled(want.view(np.uint8)))
+
+
 @pytest.mark.parametrize("mode", MODES, ids="-".join)
 @pytest.mark.parametrize(("c0", "c1"), [(0, 0), (32, 5), (72, 12), (200, 0), (0, 30)])
 def test_stores_undo_the_swizzle_and_are_clipped(launch, c0, c1, mode):

@@ -19,7 +19,7 @@ from cubatch.kernels.ranking import most_partial_bytes, ranked
 from cubatch.kernels.workspace.product_scratch import product_workspace
 from cubatch.network.windows import conv_shape
 from tests.checks import assert_within
-from tests.kernels import cases, epilogues, hopper_cases
+from tests.kernels import cases, epilogues, hopper_cases, patches
 from tests.kernels.conftest import BUILD
 from tests.kernels.hopper_cases import H200, TILES, bound, context, element
 from tests.kernels.passes import Passes
@@ -129,6 +129,39 @@ def test_phases_without_a_tap_are_done_where_they_change_something(launcher, is_
     parts = ("residual",) * is_added + ("positive",) * is_masked
     check.dgrad(drawn, parts=parts, in_place="residual" if is_added else "")
     assert counting.phases == [phases]
+
+
+ROWS = [
+    cases.Conv(n=3, h=7, w=9, c=16, k=24, r=4, s=4),  # 7x7 of stride 2 over patches: a row of taps fills a box
+    cases.Conv(n=4, h=9, w=10, c=16, k=64, r=2, s=2, dilation=(2, 1)),  # 3x3 of stride 2: half a box
+    cases.Conv(n=2, h=8, w=13, c=8, k=8, r=3, s=4, stride=(2, 3), pad=(1, 2, 0, 0)),
+    cases.Conv(n=2, h=5, w=12, c=24, k=72, r=2, s=4, stride=(1, 2)),  # a box and a half
+]
+
+
+@pytest.mark.parametrize("drawn", ROWS, ids=["4x4", "2x2", "3x4", "2x4"])
+@pytest.mark.parametrize(("dtype", "swapped"), [*((dtype, False) for dtype in cases.DTYPES), ("float16", True)])
+def test_taps_of_a_row_are_gathered_as_channels_of_one_pixel(launcher, drawn, dtype, swapped):
+    """Pixels of few channels overlap in the tensor map, forward and for the filter; no other tap or row is met."""
+    shape = conv_shape(drawn.x_shape[1:], drawn.w_shape, drawn.stride, drawn.pad, drawn.dilation)
+    assert tensor_map.gathered(shape)[0].taps == drawn.r
+    assert tensor_map.can_gather("conv2d_fprop", shape, drawn.n)
+    check = passes(launcher, dtype, swapped=swapped)
+    check.fprop(drawn, activation="relu")
+    if dtype in TILES and not swapped:
+        check.wgrad(drawn)
+
+
+@pytest.mark.parametrize("name", patches.SHAPES)
+@pytest.mark.parametrize("dtype", TILES)
+def test_a_batch_in_patches_is_convolved(launcher, dtype, name):
+    """Forward and for the filter, whose taps and channels come from those of three channels and return there."""
+    drawn = attrs.evolve(patches.SHAPES[name], k=24)
+    check = attrs.evolve(passes(launcher, dtype), stored=functools.partial(patches.cut, drawn))
+    if drawn.stride == (3, 1):  # rows of 12 channels are no multiples of 16 bytes
+        check = attrs.evolve(check, where=launcher.context())
+    check.fprop(drawn)
+    check.wgrad(drawn)
 
 
 @given(convolutions(*TILES), SEEDS)

@@ -27,20 +27,32 @@ def test_a_matrix_is_transposed(launcher, rows, columns, dtype, shift):
     np.testing.assert_array_equal(launcher.get(out), x.T)
 
 
-@given(rows=st.integers(1, 300), c=st.integers(1, 9), wanted=st.integers(1, 9), dtype=st.sampled_from(DTYPES),
+@given(shape=st.tuples(*(st.integers(1, most) for most in (9, 7, 7, 4))), more=st.integers(0, 3),
+       patch=st.tuples(st.integers(1, 4), st.integers(1, 4)), dtype=st.sampled_from(DTYPES),
        shift=st.sampled_from([0, 1]))  # fmt: skip
-@settings(max_examples=25, deadline=None)
-def test_channels_are_copied_into_wider_or_narrower_rows(launcher, rows, c, wanted, dtype, shift):
-    """A filter of 3 channels next to one of 4, and its gradient back: zeros are added, surplus channels are cut."""
-    x = _draw((rows, c), dtype)
-    out = room(launcher, (rows, wanted), x.dtype, shift)
-    layout.copy_channels(launcher.context(), place(launcher, x, shift), out=out)
-    want = np.pad(x, ((0, 0), (0, max(0, wanted - c))))[:, :wanted]
+@settings(max_examples=50, deadline=None)
+def test_a_filter_is_copied_into_one_over_patches_and_its_gradient_back(launcher, shape, more, patch, dtype, shift):
+    """Zeros for missing taps and channels; back, they are left out and may be any number."""
+    (k, r, s, c), (high, wide) = shape, patch
+    w, rows, columns = _draw(shape, dtype), -(-r // high), -(-s // wide)
+    out = room(launcher, (k, rows, columns, high * wide * (c + more)), w.dtype, shift)
+    layout.copy_filter(launcher.context(), place(launcher, w, shift), patch, out=out)
+    padded = np.pad(w, ((0, 0), (0, rows * high - r), (0, columns * wide - s), (0, more)))
+    want = padded.reshape(k, rows, high, columns, wide, c + more).swapaxes(2, 3).reshape(out.shape)
     np.testing.assert_array_equal(launcher.get(out), want)
+    gradient, back = _draw(out.shape, dtype), room(launcher, shape, w.dtype, shift)
+    layout.copy_filter(launcher.context(), back, patch, out=place(launcher, gradient, shift), back=True)
+    want = gradient.reshape(k, rows, columns, high, wide, c + more).swapaxes(2, 3)
+    want = want.reshape(padded.shape)[:, :r, :s, :c]
+    np.testing.assert_array_equal(launcher.get(back), want)
 
 
-@pytest.mark.parametrize("copy", [layout.transpose, layout.copy_channels])
-def test_a_target_that_is_too_small_is_rejected(launcher, copy):
+def test_a_target_that_is_too_small_is_rejected(launcher):
     """A kernel would write beyond its end."""
     with pytest.raises(InvalidArgument, match="out"):
-        copy(launcher.context(), np.zeros((9, 8), np.float32), out=np.zeros((8, 8), np.float32))
+        layout.transpose(launcher.context(), np.zeros((9, 8), np.float32), out=np.zeros((8, 8), np.float32))
+    w = np.zeros((2, 3, 3, 3), np.float32)
+    for side, shape in ((1, (2, 3, 3, 2)), (1, (2, 2, 3, 4)), (2, (2, 1, 2, 16)), (2, (2, 2, 2, 8))):
+        out = np.zeros(shape, np.float32)
+        with pytest.raises(InvalidArgument, match="out"):
+            layout.copy_filter(launcher.context(), w, (side, side), out=out)

@@ -1,4 +1,4 @@
-"""Convolutions over a batch that is stored with a fourth channel of zeros, beside those over its three."""
+"""Convolutions over a batch stored with a fourth channel of zeros or in patches, against those over three channels."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import pytest
 from cubatch.engine.native import conv
 from cubatch.engine.network import Model
 from cubatch.errors import InvalidArgument
+from cubatch.kernels.padding import filter_bytes
 from cubatch.kernels.workspace.product_scratch import conv2d_workspace
 from cubatch.network.layers import Conv2d
 from cubatch.network.windows import conv_shape
 from tests.checks import assert_within
-from tests.kernels import cases
+from tests.kernels import cases, patches
 from tests.kernels.passes import Passes, clamped
 
 SHAPES = [
@@ -40,6 +41,15 @@ def passes(launcher, pass_, drawn, dtype):
     return Passes(launcher, launcher.context(), dtype, ends=clamped, stored=stored, options=options)
 
 
+def over_patches(launcher, pass_, drawn, dtype):
+    """The same checks on a batch that is stored in patches."""
+    computed = patches.computed(drawn)
+    num_bytes = conv2d_workspace(pass_, computed, drawn.n, dtype, launcher.device) + filter_bytes(computed, dtype)
+    options = {"workspace": launcher.unwritten((num_bytes,), np.uint8)}
+    cut = functools.partial(patches.cut, drawn)
+    return Passes(launcher, launcher.context(), dtype, ends=clamped, stored=cut, options=options)
+
+
 @CASES
 @DTYPES
 def test_forward_is_that_of_three_channels(launcher, drawn, dtype):
@@ -55,6 +65,21 @@ def test_the_filters_gradient_is_that_of_three_channels(launcher, drawn, dtype, 
     passes(launcher, conv.Pass.WGRAD, drawn, dtype).wgrad(drawn, bias=True, adds=adds)
 
 
+@patches.CASES
+@DTYPES
+def test_forward_over_patches_is_that_of_pixels(launcher, drawn, dtype):
+    """With a bias, in the planned scratch memory: float64 over three channels, within the rounding of its sums."""
+    over_patches(launcher, conv.Pass.FPROP, drawn, dtype).fprop(drawn)
+
+
+@pytest.mark.parametrize("adds", [False, True])
+@patches.CASES
+@DTYPES
+def test_the_filters_gradient_over_patches_is_that_of_pixels(launcher, drawn, dtype, adds):
+    """Into a gradient of three channels and all taps, or added to it; the bias's comes from the same memory."""
+    over_patches(launcher, conv.Pass.WGRAD, drawn, dtype).wgrad(drawn, bias=True, adds=adds)
+
+
 def test_other_channels_than_the_filters_are_refused(launcher):
     """Five for three, or four for three in groups, is no batch of ours."""
     random = np.random.default_rng(2)
@@ -63,6 +88,38 @@ def test_other_channels_than_the_filters_are_refused(launcher):
         conv.conv2d(launcher.context(), launcher.put(x), launcher.put(w))
     with pytest.raises(InvalidArgument):
         conv.conv2d(launcher.context(), launcher.put(x[..., :4].copy()), launcher.put(w), groups=2)
+    x = launcher.put(cases.drawn(random, (1, 4, 4, 16)))
+    for facts in ({"stride": (1, 1)}, {"stride": (2, 1)}, {"stride": (2, 2), "groups": 3}):
+        with pytest.raises(InvalidArgument):
+            conv.conv2d(launcher.context(), x, launcher.put(w), **facts)
+
+
+@patches.CASES
+@DTYPES
+def test_a_batch_that_is_loaded_is_cut_into_patches(launcher, drawn, dtype):
+    """A model stores what it is given in patches, with zeros for padding; drawn numbers too."""
+    facts = {"stride": drawn.stride, "pad": drawn.pad, "k": drawn.k, "r": drawn.r, "s": drawn.s, "bias": False}
+    layer, random = Conv2d(h=drawn.h, w=drawn.w, c=3, **facts), np.random.default_rng(4)
+    x = random.standard_normal(drawn.x_shape)
+    how = {"context": launcher.context(), "experimental": ["space_to_depth"]}
+    with Model(layer, device=launcher.device, dtype=dtype, **how) as model:
+        model.prepare(drawn.n)
+        (given,) = model.plan.schedule.given
+        held = model._places[0][0].arena[given]
+        model.load(x)
+        want = patches.cut(drawn, cases.encoded(x, dtype))
+        np.testing.assert_array_equal(launcher.get(held), want)
+        model.step()
+        output, w = model.output(), cases.decoded(launcher.get(model.parameters["conv2d"]["w"]))
+        held[...] = launcher.put(np.ones(want.shape, held.dtype))
+        model.load_random()
+        holds = patches.cut(drawn, np.ones(drawn.x_shape)) != 0
+        assert np.count_nonzero(launcher.get(held)[~holds]) == 0
+        assert np.count_nonzero(launcher.get(held)[holds] != 1) == np.count_nonzero(holds)
+    x = cases.decoded(cases.encoded(x, dtype))
+    want = cases.conv2d(drawn, x, w)
+    tolerance = cases.bound(w[0].size + 1, cases.conv2d(drawn, abs(x), abs(w)), want, dtype)
+    assert_within(output, want, tolerance, axes="npqk", label=dtype)
 
 
 @DTYPES

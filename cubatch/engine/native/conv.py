@@ -5,8 +5,8 @@ A 1x1 convolution with stride 1 and no padding is a plain product and goes to `g
 `depthwise` if that has a kernel. `engine.conv` has the table of products. The workspace has
 `product_scratch.conv2d_workspace` bytes, that of a depthwise gradient `depthwise_wgrad_workspace`.
 
-An input may be stored with more channels than the filter has, all zero (see `kernels.padding`). The filter is then
-copied into one with that number of channels; its gradient is computed with that number too.
+An input may be stored with more channels than the filter has, all zero, or in patches (see `kernels.padding`). The
+filter is then copied into one with that number of channels; its gradient is computed with that number too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cubatch.engine.backend import of, view
 from cubatch.engine.native import depthwise, norm_sums
 from cubatch.engine.native.arrays import check, take_workspace
 from cubatch.engine.native.context import Context
-from cubatch.engine.native.layout import copy_channels
+from cubatch.engine.native.layout import copy_filter
 from cubatch.engine.native.operands import PLAIN, Fused, Operands
 from cubatch.engine.native.operation import operation
 from cubatch.engine.native.product import launch, product_dtype, vector_of
@@ -30,7 +30,7 @@ from cubatch.kernels.problem import Problem, conv2d_problem
 from cubatch.kernels.workspace.depthwise_grid import supports
 from cubatch.kernels.workspace.misc import VECTOR_BYTES
 from cubatch.network.passes import Pass
-from cubatch.network.windows import ConvShape, conv_shape
+from cubatch.network.windows import ConvShape, Pair, conv_shape
 
 
 def shape_of(given: SimpleNamespace, x_shape: tuple[int, ...], w: Any) -> ConvShape:
@@ -54,9 +54,9 @@ def conv2d(
     `norm` is a batch norm that reads y: see `norm_sums.launch`.
     """
     x, w, y = given.x, given.w, given.out
-    wide, workspace = _as_wide(x, w, given)
+    wide, given, patch = _as_stored(x, w, given)
     if wide is not w:
-        w = copy_channels(context, w, out=wide)
+        w = copy_filter(context, w, patch, out=wide)
     shape = shape_of(given, x.shape, w)
     y_shape = output_shape(shape, len(x))
     y = of(x).empty(y_shape, dtype=x.dtype) if y is None else y
@@ -70,7 +70,7 @@ def conv2d(
     problem = conv2d_fprop_problem(context, x, w, shape)
     norm_sums.launch(
         context,
-        Operands(problem=problem, a=x, b=w, out=y, bias=given.b, fused=fused, shape=shape, workspace=workspace),
+        Operands(problem=problem, a=x, b=w, out=y, bias=given.b, fused=fused, shape=shape, workspace=given.workspace),
         norm,
     )
     return y
@@ -106,35 +106,42 @@ def conv2d_dgrad(context: Context, given: SimpleNamespace, *, norm: Mapping[str,
 def conv2d_wgrad(context: Context, given: SimpleNamespace, *, fused: Fused = PLAIN) -> Any:
     """Launch the kernels of `functional.conv2d_wgrad`; with `fused.residual=dw` the gradient is added to dw."""
     x, dy, dw, db = given.x, given.dy, given.dw, given.db
-    wide, rest = _as_wide(x, dw, given)
+    wide, stored, patch = _as_stored(x, dw, given)
     if wide is not dw and fused.residual is not None:
-        fused = Fused(residual=copy_channels(context, fused.residual, out=wide))
-    shape = shape_of(given, x.shape, wide)
+        fused = Fused(residual=copy_filter(context, fused.residual, patch, out=wide))
+    shape = shape_of(stored, x.shape, wide)
     if fused is PLAIN and supports(shape):
         return depthwise.wgrad(context, shape, x, dy, dw=dw, db=db, workspace=given.workspace)
     check(x.dtype, x=x, dw=dw)
     check(x.dtype, output_shape(shape, len(x)), dy=dy)
     check(x.dtype, (shape.k,), db=db)
     problem = _gradient_problem(context, Pass.WGRAD, x, dy, shape)
-    launch(context, Operands(problem=problem, a=dy, b=x, out=wide, fused=fused, shape=shape, workspace=rest))
+    launch(
+        context, Operands(problem=problem, a=dy, b=x, out=wide, fused=fused, shape=shape, workspace=stored.workspace)
+    )
     if wide is not dw:
-        copy_channels(context, wide, out=dw)
+        copy_filter(context, dw, patch, out=wide, back=True)
     if db is not None:
         column_sums(context, dy, out=db, workspace=given.workspace)
     return dw
 
 
-def _as_wide(x: Any, w: Any, given: SimpleNamespace) -> tuple[Any, Any]:
+def _as_stored(x: Any, w: Any, given: SimpleNamespace) -> tuple[Any, SimpleNamespace, Pair]:
     """
-    Return memory for a filter with as many channels as x is stored with, and the rest of the workspace.
+    Return memory for a filter over x as it is stored, the arguments of that convolution, and the pixels of a patch.
 
-    It is w itself if no channels must be added.
+    The filter is w itself if it has the channels of x.
     """
-    channels, workspace = x.shape[-1], given.workspace
-    if given.groups != 1 or channels == w.shape[-1] or channels != stored_channels(w.shape[-1]):
-        return w, workspace
-    wide = (*w.shape[:-1], channels)
+    (k, r, s, c), channels, patch, workspace = w.shape, x.shape[-1], (1, 1), given.workspace
+    each, changed = stored_channels(c), dict[str, Any]()
+    if each != c and given.stride != patch and channels == each * math.prod(given.stride):
+        patch, changed = given.stride, {"stride": (1, 1), "pad": (0, 0, 0, 0)}
+    if given.groups != 1 or each == c or channels != each * math.prod(patch):
+        return w, given, patch
+    shape = k, -(-r // patch[0]), -(-s // patch[1]), channels
     if workspace is None:
-        return of(w).empty(wide, dtype=w.dtype), None
-    held = -(-math.prod(wide) * w.itemsize // VECTOR_BYTES) * VECTOR_BYTES
-    return view(take_workspace(workspace, w, held), wide, w.dtype), workspace[held:]
+        filters = of(w).empty(shape, dtype=w.dtype)
+    else:
+        held = -(-math.prod(shape) * w.itemsize // VECTOR_BYTES) * VECTOR_BYTES
+        filters, changed["workspace"] = view(take_workspace(workspace, w, held), shape, w.dtype), workspace[held:]
+    return filters, SimpleNamespace(**vars(given) | changed), patch

@@ -7,6 +7,7 @@ Launches of kernels/hopper: tensor maps of the operands, and the order of a pers
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from cubatch.kernels import variant
 from cubatch.kernels.cost_model import BOX_CHANNELS, tile_of, tiles
 from cubatch.kernels.problem import Problem
 from cubatch.kernels.ranking import can_store
-from cubatch.kernels.tensor_map import ALIGNMENT, ROW_BYTES, TensorMap, Window, window_of
+from cubatch.kernels.tensor_map import ALIGNMENT, ROW_BYTES, TensorMap, Window, gathered, window_of
 from cubatch.kernels.variant import Kernel, Tile
 from cubatch.network.windows import ConvShape, Phase, phases, working_phases
 
@@ -169,18 +170,20 @@ def _gemm(chosen: Kernel, problem: Problem, a: Any, b: Any) -> Launch:
 
 def _fprop(chosen: Kernel, problem: Problem, x: Any, w: Any, shape: ConvShape) -> Launch:
     tile, _, share = _tile(chosen)
-    depth = -(-shape.c // tile.k)
-    walk = {"m": problem.m, "n": shape.k, "steps": shape.taps * depth, "depth": depth}
-    filters = TensorMap(w, chosen.dtype, (shape.c, shape.taps, shape.k), (tile.k, 1, share))
-    image, gathered = _image(chosen, x, shape.c, shape, (tile.k, tile.m))
-    return image, filters, walk | gathered
+    wide, pitch = gathered(shape)
+    depth = -(-wide.c // tile.k)
+    walk = {"m": problem.m, "n": shape.k, "steps": wide.taps * depth, "depth": depth}
+    filters = TensorMap(w, chosen.dtype, (wide.c, wide.taps, shape.k), (tile.k, 1, share))
+    image, window = _image(chosen, x, wide.c, wide, (tile.k, tile.m), pitch=pitch)
+    return image, filters, walk | window
 
 
 def _wgrad(chosen: Kernel, problem: Problem, dy: Any, x: Any, shape: ConvShape) -> Launch:
     box = (BOX_CHANNELS, tile_of(chosen).k)
-    walk = {"m": shape.k, "n": shape.c, "steps": -(-problem.k // box[1]), "depth": -(-shape.c // BOX_CHANNELS)}
-    image, gathered = _image(chosen, x, shape.c, shape, box)
-    return TensorMap(dy, chosen.dtype, (shape.k, problem.k), box), image, walk | gathered
+    wide, pitch = gathered(shape)
+    walk = {"m": shape.k, "n": wide.c, "steps": -(-problem.k // box[1]), "depth": -(-wide.c // BOX_CHANNELS)}
+    image, window = _image(chosen, x, wide.c, wide, box, pitch=pitch)
+    return TensorMap(dy, chosen.dtype, (shape.k, problem.k), box), image, walk | window
 
 
 def _dgrad(chosen: Kernel, dy: Any, w: Any, shape: ConvShape, phase: Phase) -> Launch:
@@ -195,22 +198,27 @@ def _dgrad(chosen: Kernel, dy: Any, w: Any, shape: ConvShape, phase: Phase) -> L
         "out_h": shape.vertical.size, "out_w": shape.horizontal.size, "out_stride_h": shape.vertical.stride,
         "out_stride_w": shape.horizontal.stride, "out_top": phase.top, "out_left": phase.left,
     }  # fmt: skip
-    gradient, gathered = _image(chosen, dy, shape.k, phase, (tile.k, tile.m))
+    gradient, window = _image(chosen, dy, shape.k, phase, (tile.k, tile.m), pitch=shape.k)
     if chosen.dtype == "tf32":
         filters = TensorMap(w, chosen.dtype, (shape.k, shape.c, shape.taps), (tile.k, share, 1))
     else:
         filters = TensorMap(w, chosen.dtype, (shape.c, shape.taps, shape.k), (BOX_CHANNELS, 1, tile.k))
-    return gradient, filters, walk | gathered
+    return gradient, filters, walk | window
 
 
 def _image(
-    chosen: Kernel, array: Any, channels: int, window: ConvShape | Phase, box: tuple[int, int]
+    chosen: Kernel, array: Any, channels: int, window: ConvShape | Phase, box: tuple[int, int], *, pitch: int
 ) -> tuple[TensorMap, dict[str, int]]:
-    """Return the tensor map that gathers an image's pixels under the taps of a window, and the extents of that loop."""
+    """
+    Return the tensor map that gathers an image's pixels under the taps of a window, and the extents of that loop.
+
+    `pitch` is the number of elements from one pixel to the next of a row.
+    """
     v, h = window.vertical, window.horizontal
     pixels = window_of(v, h) if window.taps else Window((1, 1), (0, 0), (0, 0))  # without taps nothing is copied
     walk = {
         "taps": window.taps, "taps_w": h.taps or 1, "rows": v.out, "columns": h.out, "stride_h": v.stride,
         "stride_w": h.stride, "origin_h": v.offset, "origin_w": h.offset, "step_h": v.step, "step_w": h.step,
     }  # fmt: skip
-    return TensorMap(array, chosen.dtype, (channels, h.size, v.size, len(array)), box, pixels), walk
+    strides = tuple(array.itemsize * each for each in (pitch, math.prod(array.shape[2:]), math.prod(array.shape[1:])))
+    return TensorMap(array, chosen.dtype, (channels, h.size, v.size, len(array)), box, pixels, strides), walk

@@ -9,17 +9,29 @@ import numpy as np
 from cubatch.engine.native.arrays import check
 from cubatch.engine.native.context import Context
 from cubatch.kernels.workspace.misc import THREADS
+from cubatch.network.windows import Pair
 
 _TILE = 32  # of kernels/misc/layout.cu
 
 
-def copy_channels(context: Context, x: Any, *, out: Any) -> Any:
-    """Copy (..., c) into `out` (..., wanted) of the same type: zeros follow if it is wider, else channels are cut."""
-    channels, wanted = x.shape[-1], out.shape[-1]
-    check(x.dtype, x.shape, x=x)
-    check(x.dtype, (*x.shape[:-1], wanted), out=out)
-    rows = x.size // channels
-    context.run("copy_channels", x, (-(-rows // THREADS), 1, 1), x, out, np.int64(rows), channels, wanted)
+def copy_filter(context: Context, w: Any, patch: Pair = (1, 1), *, out: Any, back: bool = False) -> Any:
+    """
+    Copy filters (k, r, s, c) into filters over patches of a stored batch, or back: see `kernels.padding`.
+
+    Args:
+        patch: Height and width of a patch, in taps.
+        out: Filters (k, ceil(r / height), ceil(s / width), channels). Each tap of a patch has an equal share of the
+            channels: its own, and zeros. Taps beyond the filter are zero.
+        back: Copy `out` into `w` instead.
+    """
+    (k, r, s, c), (high, wide), channels = w.shape, patch, out.shape[-1]
+    share = channels // (high * wide)
+    check(w.dtype, w=w)
+    check(w.dtype, (k, -(-r // high), -(-s // wide), max(share, c) * high * wide), out=out)
+    taps = out.size // share
+    arrays = (out, w) if back else (w, out)
+    numbers = np.int64(taps), r, s, c, high, wide, share, back
+    context.run("copy_filter", w, (-(-taps // THREADS), 1, 1), *arrays, *numbers)
     return out
 
 

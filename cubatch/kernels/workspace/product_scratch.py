@@ -39,8 +39,9 @@ def conv2d_workspace(pass_: Pass, shape: ConvShape, samples: int, dtype: str, de
         problems = (conv2d_problem(pass_, shape, samples, dtype, vector) for vector in vectors(dtype))
         return max(product_workspace(problem, device) for problem in problems)
 
-    padded_filter = 0 if pass_ is Pass.DGRAD else filter_bytes(shape, dtype)
-    needed = max(of_products(shape), padded_filter + of_products(widened(shape)) if padded_filter else 0)
+    needed, wide = of_products(shape), widened(shape)
+    if wide != shape and pass_ is not Pass.DGRAD:
+        needed = max(needed, filter_bytes(wide, dtype) + of_products(wide))
     return max(needed, _bias_workspace(pass_, samples * shape.pixels, shape.k, dtype, device))
 
 

@@ -110,6 +110,18 @@ def test_products_that_sum_norms_read_a_norms_input_in_place_of_a_mask_that_it_i
     assert (ends.count((Pass.FPROP, True, True)), ends.count((Pass.WGRAD, True, False))) == (53, 47)
 
 
+def test_a_batch_in_patches_is_read_by_a_convolution_over_them():
+    """In `resnet50` 4 x 4 of 115 x 115 patches, forward and for the filter; nothing else changes."""
+    network, names = models.build("resnet50"), frozenset({"space_to_depth"})
+    passes = zip(
+        scheduled_passes(network, "training", "cubatch", names), scheduled_passes(network, "training", "cubatch"),
+        strict=True,
+    )  # fmt: skip
+    changed = [item for item, plain in passes if item != plain]
+    assert [item.pass_ for item in changed if item.runs] == [Pass.FPROP, Pass.WGRAD]
+    assert {(item.node.name, item.layer.input_shape) for item in changed} == {("conv1", (115, 115, 16))}
+
+
 def test_an_array_library_runs_activations_that_cubatch_kernels_fuse():
     """In efficientnet-b0 33 norms end in SiLU: stem, 15 expansions, 16 depthwise convolutions and head of its paper."""
     network = models.build("efficientnet-b0")

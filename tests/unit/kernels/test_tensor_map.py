@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cubatch.errors import InvalidArgument
-from cubatch.kernels.tensor_map import TensorMap, Window, can_gather, window_of
+from cubatch.kernels.tensor_map import TensorMap, Window, can_gather, gathered, window_of
 from cubatch.network.windows import Axis, conv_shape
 
 WINDOW = Window((1, 1), (0, 0), (0, 0))
@@ -60,6 +60,37 @@ def test_a_gradient_is_gathered_where_each_of_its_phases_can_be():
     assert not can_gather("conv2d_fprop", shape, 1)
     assert can_gather("conv2d_dgrad", shape, 1)
     assert not can_gather("conv2d_dgrad", shape._replace(k=24), 1)
+
+
+def image(c, taps, *, stride=1, pad=0, step=1, groups=1):
+    """The shape of a convolution over 20 x 21 pixels; stride, pad and dilation are those along a row."""
+    filters = (64, *taps, c // groups)
+    return conv_shape((20, 21, c), filters, (1, stride), (1, 1, pad, pad), (1, step), groups=groups)
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels", "pitch"),
+    [(image(16, (4, 4)), 64, 16), (image(16, (3, 2), stride=3), 32, 48), (image(24, (1, 4), stride=2), 96, 48)],
+)
+def test_taps_of_a_row_without_padding_are_gathered_as_channels(shape, channels, pitch):
+    """Pixels begin a stride of channels apart, one for each output; the rows of taps stay."""
+    row = Axis(size=shape.horizontal.out, out=shape.horizontal.out, taps=1, stride=1, step=1, offset=0)
+    assert gathered(shape) == (shape._replace(horizontal=row, c=channels), pitch)
+    assert can_gather("conv2d_fprop", shape, 1)
+    assert can_gather("conv2d_wgrad", shape, 1)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        image(32, (4, 4)), image(16, (4, 3)), image(16, (4, 4), pad=1), image(16, (4, 4), step=2),
+        image(32, (4, 4), groups=2),
+    ],
+    ids=["many channels", "half boxes", "padding", "dilation", "groups"],
+)  # fmt: skip
+def test_other_taps_are_gathered_one_by_one(shape):
+    """With channels enough, taps that would leave a box less than half full, and taps that are no neighbors."""
+    assert gathered(shape) == (shape, shape.c)
 
 
 def test_a_stride_of_any_length_is_looked_at_by_the_taps_it_leaves():

@@ -429,3 +429,13 @@ def test_rows_of_attention_weights_are_padded_for_our_kernels_only() -> None:
     }
     assert (3 * 197 * 200,) in shapes["cubatch"] - shapes["im2col"]
     assert (3 * 197 * 197,) in shapes["im2col"] - shapes["cubatch"]
+
+
+@pytest.mark.parametrize(("mode", "stored"), [("inference", (115, 115, 16)), ("training", (224, 224, 4))])
+def test_a_layer_on_its_own_computes_the_gradient_of_a_batch_as_it_is(mode: str, stored: tuple[int, int, int]) -> None:
+    """Without a gradient the batch is cut into patches of 2 x 2 pixels."""
+    layer = Conv2d(h=224, w=224, c=3, k=64, r=7, s=7, stride=2, pad=3)
+    program = schedule(layer, mode, library="cubatch", experimental={"space_to_depth"})
+    (batch,) = (buffer for buffer in program.buffers if buffer.name == "input")
+    assert batch.shape == stored
+    assert {op.computed is not None for op in program.ops if op.node} == {mode == "inference"}

@@ -12,8 +12,11 @@ from cubatch.hardware.facts import Device
 from cubatch.kernels import problem as problems
 from cubatch.kernels.ranking import other_slices, ranked, slices
 from cubatch.memory import workspace
+from cubatch.memory.plan import buffer_sizes
 from cubatch.memory.schedule import schedule
 from cubatch.network import layers, models
+from cubatch.network.graph import Network
+from cubatch.network.layer import extents
 from cubatch.network.passes import Pass
 
 V100, A100 = catalogue.find("v100-sxm2-16gb"), catalogue.find("a100-sxm4-40gb")
@@ -112,6 +115,25 @@ def test_an_update_in_float16_needs_a_flag_for_each_block_of_gradients():
     ):
         program = schedule(spec, "training")
         assert workspace.kernel_workspace_bytes(program.ops[-1], program, 64, dtype, V100) == wanted
+
+
+def test_a_filter_over_patches_has_room_beside_its_product():
+    """Unlike that of a convolution of the same extents, which reads no batch."""
+    network = Network(
+        input_shape=(14, 14, 3),
+        layers=[
+            layers.Conv2d(name="first", k=16, r=7, s=7, stride=2, pad=3),
+            layers.Conv2d(name="between", k=16, r=1, s=1, pad=[1, 2, 1, 2]),
+            layers.Conv2d(name="last", k=16, r=4, s=4),
+        ],
+    )  # fmt: skip
+    program = schedule(network, "inference", library="cubatch", experimental={"space_to_depth"})
+    first, _, last = program.ops
+    assert extents(first.layer) == extents(last.layer)
+    needed = [workspace.kernel_workspace_bytes(op, program, 5, "float16", V100) for op in (first, last)]
+    assert needed[0] == needed[1] + 16 * 4 * 4 * 16 * 2
+    sizes = buffer_sizes(program, 5, "float16", V100, "cubatch")
+    assert sizes[first.workspace] - sizes[last.workspace] == needed[0] - needed[1]
 
 
 def test_tf32_is_stored_as_float32():

@@ -1,4 +1,4 @@
-"""Steps whose products compute sums of batch norms, against PyTorch in float64, on the simulator of a Hopper GPU."""
+"""Steps on experimental kernels against PyTorch in float64, on the simulator of a Hopper GPU."""
 
 from __future__ import annotations
 
@@ -42,6 +42,19 @@ NET = Network(
         Linear(name="fc", k=10),
     ],
 )  # fmt: skip
+IMAGES = Network(
+    input_shape=(21, 18, 3),
+    layers=[
+        Conv2d(name="c1", k=64, r=7, s=7, stride=2, pad=3, bias=False),
+        BatchNorm2d(name="n1"),
+        ReLU(name="r1"),
+        Conv2d(name="c2", k=64, r=3, s=3, pad=1, bias=False),
+        BatchNorm2d(name="n2"),
+        ReLU(name="r2"),
+        GlobalAvgPool(name="pool"),
+        Linear(name="fc", k=10),
+    ],
+)  # fmt: skip
 BATCH = 7
 
 
@@ -58,19 +71,19 @@ def by_name(launcher, of):
     }
 
 
-def step_of(launcher, dtype, *, experimental=(), recompute=False):
+def step_of(launcher, dtype, *, network=NET, experimental=(), recompute=False):
     """One step: parameters, gradients and running statistics by layer and name, and the operations launched."""
     recording = hopper_cases.Recording(launcher.launcher)
     context = launcher.context(chooser=hopper_first, launcher=recording)
     random = np.random.default_rng(6)
     options = {"mode": "training", "dtype": dtype, "seed": 4, "learning_rate": 0.0, "recompute": recompute}
-    with Model(NET, device=launcher.device, context=context, experimental=experimental, **options) as model:
+    with Model(network, device=launcher.device, context=context, experimental=experimental, **options) as model:
         model.prepare(BATCH)
         for arrays in model.parameters.values():  # other factors than 1 and shifts than 0, some of them negative
             for name in [name for name in ("beta", "gamma") if name in arrays]:  # in one order: a set has none
                 drawn = random.normal(0.5, 0.5, arrays[name].shape).astype(np.float32)
                 arrays[name][...] = hopper_cases.cases.encoded(drawn, dtype).view(arrays[name].dtype)
-        images = random.normal(size=(BATCH, *NET.input_shape))
+        images = random.normal(size=(BATCH, *network.input_shape))
         labels = random.integers(0, 10, BATCH)
         model.load(images, labels)
         parameters = by_name(launcher, model.parameters)  # before the step writes back those that the optimizer has
@@ -81,7 +94,7 @@ def step_of(launcher, dtype, *, experimental=(), recompute=False):
         return images, labels, parameters, gradients, states, recording.operations
 
 
-def reference(images, labels, parameters, dtype):
+def reference(images, labels, parameters, dtype, network=NET):
     """The same step by PyTorch in float64, from the stored parameters."""
     images = decoded(hopper_cases.cases.encoded(images, dtype))
     tensors, states = {}, {}
@@ -95,7 +108,7 @@ def reference(images, labels, parameters, dtype):
         running = states[layer, "mean"], states[layer, "var"]
         return F.batch_norm(x, *running, tensors[layer, "gamma"], tensors[layer, "beta"], True, momentum, eps)
 
-    output = walk(NET, torch.tensor(images.transpose(0, 3, 1, 2)), tensors, norm)
+    output = walk(network, torch.tensor(images.transpose(0, 3, 1, 2)), tensors, norm)
     F.cross_entropy(output, torch.tensor(labels)).backward()
     gradients = {
         key: (tensor.grad.permute(0, 2, 3, 1) if tensor.ndim == 4 else tensor.grad).numpy()
@@ -148,3 +161,23 @@ def test_recomputed_activations_have_the_same_gradients(launcher):
     for one, other in zip(kept[3:5], again[3:5], strict=True):
         apart = errors(one, {key: array for key, array in other.items() if key != ("c3", "b")})
         assert max(apart.values()) < 2.0**-9  # where a product cannot sum for a norm, the order of additions differs
+
+
+@pytest.mark.parametrize(
+    ("dtype", "experimental"), [("float16", ["space_to_depth"]), ("bfloat16", ["norm_sums", "space_to_depth"])]
+)
+def test_a_step_on_a_batch_in_patches_is_as_near_to_pytorch_as_on_pixels(launcher, dtype, experimental):
+    """The first convolution runs on tensor copies, forward and for its filter; all gradients stay within rounding."""
+    how = {"network": IMAGES, "experimental": experimental}
+    images, labels, parameters, gradients, states, launched = step_of(launcher, dtype, **how)
+    *_, plain, plain_states, usual = step_of(launcher, dtype, network=IMAGES)
+    wanted, running = reference(images, labels, parameters, dtype, IMAGES)
+    unit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
+    in_patches, on_pixels = errors(gradients, wanted), errors(plain, wanted)
+    for key, error in in_patches.items():
+        assert error < 0.1, key
+        assert error < 1.5 * on_pixels[key] + 2 * unit, key
+    for key, want in running.items():
+        np.testing.assert_allclose(states[key], want, rtol=8 * unit, atol=8 * unit, err_msg=str(key))
+        np.testing.assert_allclose(states[key], plain_states[key], rtol=unit, atol=unit, err_msg=str(key))
+    assert (launched.count("copy_filter"), usual.count("copy_filter")) == (2, 2)
