@@ -38,7 +38,7 @@ def without(rule: str | None) -> Any:
 
 
 def search_device(rule: str | None, seed: int, index: int) -> dict[str, float]:
-    """Return regret and seconds on one fake device, by budget."""
+    """Return regret and seconds on one fake device, by budget, without a rule; None: with all."""
     case, figures = fake_devices.make(seed, index), {}
     with without(rule):
         for budget in BUDGETS:
@@ -48,14 +48,14 @@ def search_device(rule: str | None, seed: int, index: int) -> dict[str, float]:
 
 
 def search_host(rule: str | None, seed: int, index: int) -> dict[str, float]:
-    """Return regret and seconds on one fake host."""
+    """Return regret and seconds on one fake host, without a rule; None: with all."""
     with without(rule):
         row = bench_hosts.search(bench_hosts.Search(seed, index, SPREAD, 0, bench_hosts.OURS, BUDGETS[0]))
     return {"regret_host": row["regret"], "seconds_host": row["seconds"]}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Search with all rules, then without each, and print the means."""
+    """Search with all rules, then without each, and print the means; `arguments` None: those of the process."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
     parser.add_argument("--devices", type=int, default=108, help="fake devices; their classes take turns")
     parser.add_argument("--hosts", type=int, default=60)

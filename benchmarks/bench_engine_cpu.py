@@ -107,7 +107,7 @@ def _is_norm_of_one(layer: Layer) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure the requested networks; the exit status is 0 if the goals are met."""
+    """Measure networks; return 0 if the goals are met. `arguments` None: those of the process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))

@@ -77,7 +77,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _before(path: Path | None, seed: int) -> dict[str, Any]:
-    """Read what an earlier call wrote, if it was of this commit and seed."""
+    """Return the results of an earlier call with this commit and seed; empty if there is no such file, or no `path`."""
     if path is not None and path.exists():
         earlier: dict[str, Any] = json.loads(path.read_text())
         if (earlier["commit"], earlier["seed"]) == (provenance()["commit"], seed):
@@ -86,7 +86,7 @@ def _before(path: Path | None, seed: int) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the campaign; exit status 1 where something did not hold."""
+    """Run the campaign; exit status 1 where something did not hold; `arguments` None: those of the process."""
     options, began = _options(arguments), time.monotonic()
     before = _before(options.json, options.seed)
     known = {row["kind"] for row in before["summary"]}

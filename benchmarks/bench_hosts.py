@@ -158,7 +158,7 @@ def run_all(searches: Sequence[Search], jobs: int) -> Iterator[dict[str, Any]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the comparison; exit status 1 where our search misses a goal."""
+    """Run the comparison; exit status 1 where our search misses a goal; `arguments` None: those of the process."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
     parser.add_argument("--hosts", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=10, help="searches of each host")

@@ -150,7 +150,7 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the benchmark and print a line for each loop."""
+    """Run the benchmark and print a line for each loop; `arguments` None: those of the process."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
     parser.add_argument("--out", type=Path, metavar="FILE", help="JSON to write after each loop")
     parser.add_argument("--loop", nargs="*", choices=list(LOOPS), default=list(LOOPS), metavar="NAME")

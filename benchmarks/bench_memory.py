@@ -78,7 +78,7 @@ def taken(work: Workload, batch_size: int) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the cases and print a line for each."""
+    """Run the cases and print a line for each; `arguments` None: those of the process."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--device", default="cpu")

@@ -215,7 +215,7 @@ def in_fresh_process(name: str, tool: str) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run all tools on all modules, and print a line for each module."""
+    """Run all tools on all modules, and print a line for each module; `arguments` None: those of the process."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
     parser.add_argument("--out", type=Path, metavar="FILE")
     parser.add_argument("--modules", nargs="*", choices=list(CASES), default=list(CASES))

@@ -210,7 +210,7 @@ def _seconds(runner: Unguarded, size: int) -> float | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Compare on each module and print a line for each answer."""
+    """Compare on each module and print a line for each answer; `arguments` None: those of the process."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--modules", nargs="*", choices=zoo.NAMES, default=list(zoo.NAMES))

@@ -80,7 +80,7 @@ def score(name: str, mode: str, device: str, spare: int) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Score the modules and print a line for each."""
+    """Score the modules and print a line for each; `arguments` None: those of the process."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--modules", nargs="*", choices=zoo.NAMES, default=list(zoo.NAMES))

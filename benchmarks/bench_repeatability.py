@@ -117,7 +117,7 @@ def measure(case: dict[str, Any], options: argparse.Namespace, save: Callable[[]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the benchmark and print a line for each run and a table."""
+    """Run the benchmark and print a line for each run and a table; `arguments` None: those of the process."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--workloads", nargs="*", choices=list(WORKLOADS), default=list(WORKLOADS))

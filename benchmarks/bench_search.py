@@ -118,7 +118,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the comparison; exit status 1 where our search misses a goal."""
+    """Run the comparison; exit status 1 where our search misses a goal; `arguments` None: those of the process."""
     options = _options(arguments)
     began = time.monotonic()
     trials = [trial for device_trials in search_all(requests(options), options.jobs) for trial in device_trials]

@@ -112,7 +112,7 @@ def run_all(
     without: Sequence[str] = (),
     skipped: Sequence[str] = (),
     commit: str = "",
-    resumed: Path | None = None,
+    resumed: Path | None = None,  # the file of an earlier pass, whose results are taken over; None: there is none
     patience: float = 1.0,
     small: bool = False,
 ) -> dict[str, Any]:

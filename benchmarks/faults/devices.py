@@ -278,7 +278,7 @@ def try_once(name: str, seed: int) -> Trial:
 def _session(
     path: Path, factory: Callable[[], FakeRunner], reported: list[tuple[Key, float]], kill_at: int | None
 ) -> tuple[object, list[str]]:
-    """Tune until the end or a kill; gives the answer, or what there was instead."""
+    """Tune until the end, or a kill at this timing (None: no kill); return the answer, or what there was instead."""
     left = kill_at
 
     def progress(event: Event) -> None:
@@ -364,6 +364,6 @@ def _disk(kind: Kind, draw: random.Random, events: list[str]) -> Iterator[None]:
 
 
 def _memory() -> str | None:
-    """Return a folder in memory, if there is one: thousands of stores are made."""
+    """Return a folder in memory, since thousands of stores are made; None if there is none."""
     place = Path("/dev/shm")  # noqa: S108 - a folder of its own is made in it
     return str(place) if place.is_dir() else None

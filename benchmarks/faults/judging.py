@@ -72,7 +72,7 @@ def lost_and_twice(reported: Iterable[tuple[Key, float]], stored: Sequence[Timin
 
 
 def answer_by_rule(measured: Measured, goal: Goal) -> int | None:
-    """Return the recommendation from the rows of a store."""
+    """Return the recommendation from the rows of a store; None if none of its sizes ran."""
     refused = {o.batch_size for o in measured.outcomes if o.status == "over_limit" and o.facts.get("limit") == "memory"}
     sizes = {timing.batch_size for timing in measured.timings} - refused
     posterior = Posterior.of({n: measured.of(n) for n in sizes}, goal)
@@ -82,7 +82,7 @@ def answer_by_rule(measured: Measured, goal: Goal) -> int | None:
 
 
 def is_wrong(answer: int | None, measured: Measured, goal: Goal, seconds: Callable[[int], float]) -> str:
-    """Return why a result is wrong by the stored rows or by the true curve; empty if it is right."""
+    """Return why an answer (None: no size) is wrong by the stored rows or by the true curve; empty if it is right."""
     by_rule = answer_by_rule(measured, goal)
     if answer != by_rule:
         return f"the answer is {answer}, the rule gives {by_rule}"

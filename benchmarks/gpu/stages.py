@@ -48,7 +48,7 @@ class Item:
     Attributes:
         name: Unique in its stage.
         run: Does the work and returns a mapping for the JSON.
-        case: The case that it measures, if there is one.
+        case: The case that it measures; None if it measures something else.
         seconds: Estimate of its time.
         limit_seconds: Time after which it counts as hung; also for a kernel that it launches for the first time.
         keyword: The item runs only if the text of `--only` contains this word; empty if no word is needed.

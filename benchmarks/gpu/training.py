@@ -245,7 +245,7 @@ def tuned(name: str, mode: str, dtype: str, library: str, session: Session) -> d
 
 
 def _sized(name: str, batch_size: int | None, session: Session) -> tuple[str, int | None]:
-    """Return the network and the batch size that run: the given ones, or small ones in a rehearsal."""
+    """Return the network and the batch size that run: the given ones (None: no size), or small ones in a rehearsal."""
     return (cases.NETWORK, cases.BATCH_SIZE) if session.small else (name, batch_size)
 
 

@@ -87,7 +87,7 @@ def run(*, family: str | None, update: bool, root: Path | None = None, folder: P
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
+    """Run the command and return its exit status; `arguments` None: those of the process."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, prog="benchmarks.kernel_budget"
     )

@@ -58,7 +58,7 @@ class Budget:
 
 @attrs.frozen
 class Checked:
-    """A compiled variant with its machine code's main loop and conflicts, where these are held to the budget."""
+    """A compiled variant with its machine code's main loop and conflicts; None if these are not held to the budget."""
 
     row: Row
     loop: Loop | None = None

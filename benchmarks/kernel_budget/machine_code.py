@@ -30,8 +30,8 @@ class Code:
 
     Attributes:
         problems: Messages about missing instructions and fences that are too wide.
-        loop: Its main loop, where that is held to the budget.
-        conflicts: Register-bank conflicts of its main loop, where it has a tile and runs on CUDA cores.
+        loop: Its main loop; None if that is not held to the budget.
+        conflicts: Register-bank conflicts of its main loop; None unless it has a tile and runs on CUDA cores.
     """
 
     problems: tuple[str, ...] = ()

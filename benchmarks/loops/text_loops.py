@@ -37,7 +37,7 @@ def adamw(parameters: Any) -> torch.optim.Optimizer:
 def classification(
     data: Dataset, build: Callable[[], nn.Module], *, collate: Callable[[list[Any]], Any] | None = None
 ) -> Loop:
-    """Return a loop over batches whose last item are the labels."""
+    """Return a loop over batches whose last item are the labels; `collate` None: the data loader's own."""
     return module_loop(data, build, adamw, supervised, collate=collate, loss=nn.CrossEntropyLoss(), optimizer="adamw")
 
 

@@ -53,7 +53,7 @@ class Total:
         return self.measured_seconds + self.predicted_seconds
 
     def add(self, case: Case, device: Device, row: Row | None) -> None:
-        """Take in a case: its row of a pass, or nothing of it was timed."""
+        """Add a case to the sums: its row of a pass, or None if it was not timed."""
         count = case.multiplicity
         self.calls += count
         self.bytes_seconds += count * case.traffic_bytes / (device.peak_bytes_per_second or 1.0)

@@ -79,7 +79,7 @@ def _footprint(name: str, batch_size: int, gpu: cb.Device, *, optimizer: str, **
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Score the models and print a line for each figure."""
+    """Score the models and print a line for each figure; `arguments` None: those of the process."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
     parser.add_argument("--data", type=Path, metavar="DIR", required=True)
     parser.add_argument("--json", type=Path, metavar="FILE")

@@ -70,7 +70,7 @@ class Step:
         mode, batch_size: Of the step.
         dtype: Type of the parameters.
         image: Height and width of the images.
-        autocast: Type of automatic mixed precision.
+        autocast: Type of automatic mixed precision; None: it is off.
         channels_last: Whether images are NHWC.
         optimizer: Its name; empty where the measured step ends with the gradients.
         keeps_gradients: Whether gradients are set to zero and added to, as PyTorch before 2.0 did.

@@ -66,7 +66,7 @@ class Case:
         return true_cost(self.goal, self.device.curve, batch_size)
 
     def is_usable(self, batch_size: int | None) -> bool:
-        """Return whether a size fits and keeps the latency limit within the tolerance."""
+        """Return whether a size fits and keeps the latency limit within the tolerance; False for None, no answer."""
         if batch_size is None or not self.device.fits(batch_size):
             return False
         limit = self.goal.latency_limit or math.inf
@@ -94,10 +94,10 @@ def judged(
     task: Task,
     candidates: Callable[[], Sequence[Candidate]],
     *,
-    planned_limit: int | None = None,
-    sizes: Iterable[int] | None = None,
+    planned_limit: int | None = None,  # the largest size that fits by the memory plan; None without a plan
+    sizes: Iterable[int] | None = None,  # the allowed sizes; None: all integers up to the maximum
 ) -> Case:
-    """Look up what is best: of all integers up to the maximum, or of these sizes."""
+    """Return a case with the sizes that are best by the true times."""
     limit = goal.latency_limit or math.inf
     candidate_sizes = range(1, task.max_batch_size + 1) if sizes is None else sorted(sizes)
     allowed = [n for n in candidate_sizes if device.fits(n) and device.curve(n) <= limit]

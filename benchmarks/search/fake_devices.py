@@ -33,7 +33,7 @@ def make(seed: int, index: int) -> Case:
 
 
 def numbers(devices: int, kinds: Sequence[str] | None = None) -> list[int]:
-    """Return numbers of devices whose classes take turns; a number names the same device for any choice of classes."""
+    """Return numbers of devices whose classes take turns; a number names the same device for any choice (None: all)."""
     places = [place for place, kind in enumerate(KINDS) if kinds is None or kind in kinds]
     if not places:
         return []

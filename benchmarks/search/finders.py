@@ -95,7 +95,7 @@ def lightning_binsearch(
 
 
 def accelerate(runner: Runner, task: Task, *, starting_batch_size: int = 128) -> int | None:
-    """Hugging Face accelerate: start high, a tenth less after each failure; it never grows."""
+    """Hugging Face accelerate: start high, a tenth less after each failure; None if no size runs."""
     size = min(starting_batch_size, task.max_batch_size)
     while size > 0:
         if _runs(runner, size, steps=1):
@@ -105,7 +105,7 @@ def accelerate(runner: Runner, task: Task, *, starting_batch_size: int = 128) ->
 
 
 def accelerate_2048(runner: Runner, task: Task) -> int | None:
-    """Run accelerate's rule from 2048, as a user does who expects a large batch."""
+    """Run accelerate's rule from 2048, as a user does who expects a large batch; None if no size runs."""
     return accelerate(runner, task, starting_batch_size=2048)
 
 
@@ -113,7 +113,7 @@ def ludwig(runner: Runner, task: Task) -> int | None:
     """
     Ludwig's BatchSizeEvaluator: double from 1 while the throughput rises, stop at the first drop.
 
-    The median of five steps by the host clock, without warm-up.
+    The median of five steps by the host clock, without warm-up. Return None if no size runs.
     """
     best, best_throughput, size = None, 0.0, 1
     while size <= task.max_batch_size:
@@ -135,7 +135,7 @@ def dorado(runner: Runner, task: Task, *, granularity: int = 32, most: int = 102
     Oxford Nanopore's dorado `-b 0`: every multiple of 32 that should fit, the shorter of two steps.
 
     A table of bytes per sample decides what fits, with 1 GiB left free.  Out of memory below that limit ends the search
-    without a result.
+    without a result: None.
     """
     room = (task.total_bytes - task.fixed_bytes - GIB) / task.bytes_per_sample
     largest = min(int(room), task.max_batch_size, most) // granularity * granularity

@@ -104,7 +104,7 @@ class Host:
         return max(self.rate(n) for n in range(1, self.max_batch_size + 1))
 
     def loss(self, n: int | None) -> float:
-        """Return the share of the best rate that an answer loses; 1 for none."""
+        """Return the share of the best rate that an answer loses; 1 for None, no answer."""
         return 1.0 if n is None else 1.0 - self.rate(n) / self.best_rate
 
     def candidates(self) -> list[Candidate]:

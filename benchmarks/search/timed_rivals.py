@@ -45,7 +45,7 @@ def aitune(
     The user gives the sizes; powers of two are what its examples give.  Ascending, each is warmed up and
     timed step by step.  A size counts as a gain if 95 % of its throughput is not below that of the last gain.
     The third size in a row without a gain is the last one, and any error of a size ends the list.  The highest
-    mean throughput wins.
+    mean throughput wins. Return None if no size runs.
     """
     throughputs: dict[int, float] = {}
     last_gain, without = 0.0, 0
@@ -86,7 +86,7 @@ def batchtune(
     Sizes double from 2 until a straight line through their memory predicts more than 90 % for the next one.  The line's
     limit is verified, 64 less each time.  Ten sizes spread below it are timed, the largest first, until three in a row
     are no better.  Then every multiple of 64 within four of the best is timed, and the best three, three times.
-    A data set as large as five times the maximum is assumed; under 64 samples it has no answer.
+    A data set as large as five times the maximum is assumed; under 64 samples it has no answer: None.
     """
     try:
         largest = _foretold(runner, task.max_batch_size // step * step, memory_share * task.total_bytes, step)
@@ -114,7 +114,7 @@ def batchtune(
 
 
 def powers_of_two(runner: Runner, task: Task) -> int | None:
-    """Time powers of two five times each, up to the first that does not fit; the smallest within tolerance wins."""
+    """Time powers of two five times each, until one fails; return the smallest within the tolerance, or None."""
     timings: dict[int, list[float]] = {}
     for size in _powers(task.max_batch_size):
         if not _visit(runner, size, 5, timings):
@@ -123,7 +123,7 @@ def powers_of_two(runner: Runner, task: Task) -> int | None:
 
 
 def five_timings_each(runner: Runner, task: Task) -> int | None:
-    """Time every size of the plain ladder five times; the smallest within the tolerance wins."""
+    """Time every size of the plain ladder five times; return the smallest within the tolerance, or None."""
     timings: dict[int, list[float]] = {}
     for size in _ladder(task):
         _visit(runner, size, 5, timings)
@@ -131,7 +131,7 @@ def five_timings_each(runner: Runner, task: Task) -> int | None:
 
 
 def successive_halving(runner: Runner, task: Task) -> int | None:
-    """Read every size of the plain ladder five times, the better half ten times more, and so on down to two."""
+    """Time each size of the plain ladder five times, the better half ten times more, down to two; None if none runs."""
     timings: dict[int, list[float]] = {}
     count, sizes = 5, _ladder(task)
     while True:

@@ -34,8 +34,9 @@ class Trial:
         regret: Beyond the tolerance; 1 if the result cannot be used.
         usable: There is an answer, it fits, and it keeps the latency limit but for the tolerance.
         over_maximum, never_ran: Defects of the answer.
-        gap: Where the ideal answer lies at a limit: the share of the largest allowed that the answer falls short.
-        beyond: The same of the ideal answer: what the tolerance gives away is no gap.
+        gap: Where the ideal answer lies at a limit: the share of the largest allowed that the answer falls short. None
+            elsewhere, and if the answer is not usable.
+        beyond: The same of the ideal answer: what the tolerance gives away is no gap. None in the same cases.
         trials: How often a size was prepared.
         seconds: Virtual seconds.
         stationary: Whether the device is.

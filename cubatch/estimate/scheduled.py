@@ -29,7 +29,7 @@ class Scheduled:
     # further elements per sample that it moves: reads of its epilogue, and sums of gradients before it. If the pass
     # does not run, it moves only these
     more: int
-    computed: Layer | None = None  # the layer that kernels compute instead of the node's: see `Op`
+    computed: Layer | None = None  # the layer that kernels compute instead of the node's, see `Op`; None: the node's
     summed: bool = False  # whether a product's pass also computes the sums of a batch norm, or a norm's pass does not
 
     @property

@@ -70,11 +70,12 @@ class Op:
     # statistics. It writes "means" and the gradients of the norm's parameters
     summed: Node | None = None
     norms: tuple[tuple[Node, Node], ...] = ()  # for "fold": each product and its fused batch norm
-    computed: Layer | None = None  # the convolution over patches that computes the layer's results: see `over_patches`
+    # the convolution over patches that computes the layer's results, see `over_patches`; None: the layer itself is run
+    computed: Layer | None = None
 
     @property
     def layer(self) -> Layer | None:
-        """The layer that kernels compute: the node's, or its equivalent over patches of the batch."""
+        """The layer that kernels compute: the node's, or its equivalent over patches; None without a node."""
         return self.computed or (self.node.layer if self.node else None)
 
     @property

@@ -1,5 +1,5 @@
 """
-Check the language of the project: words, sentence length, docstring openings and names.
+Check the language of the project: words, sentence length, docstring openings, names, and what None means.
 
 Run `python -m tests.language.findings cubatch/search` to list what is found in a package, without arguments the number
 of findings in each package, and with `--update` to lower the committed numbers.
@@ -25,7 +25,7 @@ ROOT = HERE.parent.parent
 COUNTS = HERE / "counts.json"
 RULES = tomllib.loads((HERE / "words.toml").read_text(encoding="utf-8"))
 CUDA = (".cu", ".cuh", ".h")
-SECTIONS = ("Args:", "Attributes:", "Returns:", "Raises:", "Yields:", "Note:", "Warning:")
+SECTIONS = ("Args:", "Attributes:", "Keys:", "Returns:", "Raises:", "Yields:", "Note:", "Warning:")
 MESSAGE_WORDS = 3  # strings of fewer words are keys and labels
 
 _PHRASES = [(re.compile(rf"\b(?:{key})\b", re.IGNORECASE), use) for key, use in RULES["phrases"].items()]
@@ -73,7 +73,8 @@ def check(path: Path, root: Path = ROOT) -> list[Finding]:
     if path.suffix in CUDA:
         return [Finding(name, *row) for row in _check_cuda(text)]
     nodes = list(ast.walk(ast.parse(text)))  # walking takes most of the time
-    return sorted(Finding(name, *row) for row in (*_check_python(text, nodes), *_check_names(nodes)))
+    rows = (*_check_python(text, nodes), *_check_nones(text, nodes), *_check_names(nodes))
+    return sorted(Finding(name, *row) for row in rows)
 
 
 def check_all(root: Path = ROOT) -> dict[str, list[Finding]]:
@@ -198,6 +199,64 @@ def docstrings(nodes: Iterable[ast.AST]) -> list[tuple[ast.Constant, ast.AST]]:
         and isinstance(statement.value, ast.Constant)
         and isinstance(statement.value.value, str)
     ]
+
+
+# --- None ---
+
+
+def _check_nones(text: str, nodes: Sequence[ast.AST]) -> list[tuple[int, str]]:
+    rows, lines = [], text.split("\n")
+    for node in nodes:
+        if isinstance(node, ast.ClassDef):
+            rows += [(at, f"attribute {name} may be None: say when") for at, name in _silent_attributes(node, lines)]
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (prose := ast.get_docstring(node)):
+            prose += _comments(lines[node.lineno - 1 : node.body[0].lineno - 1])
+            if "None" in prose.replace("| None", ""):  # a repeated type explains nothing
+                continue
+            if isinstance(node.returns, ast.BinOp) and _may_be_none(node.returns):
+                rows.append((node.lineno, f"{node.name} may return None: say when"))
+            rows += [
+                (each.lineno, f"parameter {each.arg} may be None: name it, or say what None means")
+                for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+                if _may_be_none(each.annotation) and not re.search(rf"`{each.arg}\b|\b{each.arg}\b[`\w, ]*:", prose)
+            ]
+    return rows
+
+
+def _silent_attributes(node: ast.ClassDef, lines: list[str]) -> list[tuple[int, str]]:
+    """Return the attributes that may be None, unless the class, their entry, comment or docstring mentions None."""
+    entries = [part for _, part in paragraphs(ast.get_docstring(node, clean=False) or "") if "None" in part]
+    if not all(map(_subjects, entries)):
+        return []
+    explained, optional = {name for part in entries for name in _subjects(part)}, []
+    below = {constant.lineno - 1: constant.value for constant, _ in docstrings([node])}
+    for part in node.body:
+        if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
+            first = part.lineno - 1
+            while lines[first - 1].lstrip().startswith("#"):
+                first -= 1
+            prose = _comments(lines[first : part.end_lineno]) + str(below.get(part.end_lineno or 0, ""))
+            if "None" in prose:
+                explained |= {part.target.id, *_subjects(prose)}
+            if _may_be_none(part.annotation):
+                optional.append((part.lineno, part.target.id))
+    return [(at, name) for at, name in optional if name not in explained]
+
+
+def _subjects(prose: str) -> set[str]:
+    """Return the names before the colon of an entry such as "low, high: bounds"; empty for any other text."""
+    head = re.match(r"(`?\w+`?(, `?\w+`?)*):", prose)
+    return set(re.findall(r"\w+", head[1])) if head else set()
+
+
+def _comments(lines: list[str]) -> str:
+    return " ".join(re.findall(r"# (.*)", "\n".join(lines)))
+
+
+def _may_be_none(annotation: ast.expr | None) -> bool:
+    if isinstance(annotation, ast.BinOp):
+        return _may_be_none(annotation.left) or _may_be_none(annotation.right)
+    return isinstance(annotation, ast.Constant) and annotation.value is None
 
 
 # --- names ---

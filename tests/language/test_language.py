@@ -38,6 +38,17 @@ def test_findings_only_fall(by_package):
         ("def f(a, b, c, d, e, g): pass\n", "6 positional"),
         (f'"""{"word " * 26}."""\n', "26 words"),
         (f'def f():\n    """\n    Do it.\n\n    Args:\n        a: {"word " * 25}.\n    """\n', "26 words"),
+        ('def f() -> int | None:\n    """Return it."""\n', "f may return None"),
+        (
+            'def f() -> int | None:\n    """\n    Do it.\n\n    Returns:\n        int | None: It.\n    """\n',
+            "f may return",
+        ),
+        ('def f(*, a: int | None):\n    """Return a or more."""\n', "parameter a"),
+        ('class A:\n    x: int = 0  # None\n    """None"""\n    a: int | None = None  # text\n', "attribute a"),
+        (
+            'class A:\n    """\n    It.\n\n    Keys:\n        x: None.\n        a: It.\n    """\n    a: int | None\n',
+            "attribute a",
+        ),
     ],
 )
 def test_each_rule_is_checked(tmp_path, source, finding):
@@ -55,6 +66,14 @@ def test_each_rule_is_checked(tmp_path, source, finding):
             "told anew", "x " * 30
         ),
         'x = {"told": 1}\n',
+        'def f() -> None:\n    """Do it."""\n',
+        'def f() -> int | None:\n    """Return it; None if absent."""\n',
+        'def f(a: int | None):\n    """Return twice `a`."""\n',
+        'def f(\n    a: int | None,  # None for none\n):\n    """Return it."""\n',
+        'class A:\n    """It; None if unknown."""\n    a: int | None = None\n',
+        'class A:\n    """\n    It.\n\n    Keys:\n        x, a: It, or None.\n    """\n    a: int | None\n',
+        "class A:\n    # x, a: both\n    # or None\n    x: int | None\n    a: int | None\n",
+        'class A:\n    a: int | None\n    """None if unknown."""\n',
     ],
 )
 def test_plain_code_has_no_findings(tmp_path, source):
