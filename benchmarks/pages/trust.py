@@ -45,13 +45,15 @@ def _memory(result: dict[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
-def _predictions(result: dict[str, Any]) -> list[str]:
-    scores = result["scores"]
+def _predictions(of_layers: dict[str, Any], of_modules: dict[str, Any]) -> list[str]:
+    scores = of_layers["scores"]
     layers, convolutions = scores["neusight, unseen GPU"], scores["deepbench conv, unseen GPU"]
-    errors = [score["mean_error"] for score in scores.values() if "inside_interval" in score]
+    newer = scores["neusight, unseen GPU, held out"]
+    errors = [score["mean_error"] for name, score in of_modules["scores"].items() if name.startswith("networks, ")]
     text = (
         f"layers on an unseen GPU: median error {layers['median']:.1f} % (NeuSight), {convolutions['median']:.1f} % "
-        f"(DeepBench convolutions); whole networks: mean error {min(errors):.0f} to {max(errors):.0f} %"
+        f"(DeepBench convolutions), {newer['median']:.1f} % (an A100, a newer generation than any of the fit); "
+        f"whole networks: mean error {min(errors):.0f} to {max(errors):.0f} %"
     )
     return ["predictions", text, "published measurements"]
 
@@ -81,10 +83,12 @@ def trust(unused: dict[str, Any], tuned: dict[str, Any], *results: dict[str, Any
     Args:
         unused: Result of the ablation, on a seed that chose no rule of the search.
         tuned: Result of the search, on a seed that chose constants.
-        results: Results of repeatability, one or several, then of tuning, predictions, engine and training, one each.
+        results: Results of repeatability, one or several, then one each of tuning, predicted layers, predicted
+            modules, engine and training.
     """
-    lines = (_memory, _predictions, _engine, _training)
-    repeated, others = results[: -len(lines)], results[-len(lines) :]
-    rows = [_search(unused, tuned), _repeatability(*repeated)]
-    rows += [line(result) for line, result in zip(lines, others, strict=True)]
+    *repeated, memory, layers, modules, engine, trained = results
+    rows = [
+        _search(unused, tuned), _repeatability(*repeated), _memory(memory), _predictions(layers, modules),
+        _engine(engine), _training(trained),
+    ]  # fmt: skip
     return table(["what", "measured", "on"], rows)
