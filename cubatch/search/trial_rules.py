@@ -147,7 +147,11 @@ def bisect(state: SearchState) -> list[int]:
 
 
 def probe_neighbors(state: SearchState) -> list[int]:
-    """Return the nearest unmeasured size within a factor of two of the recommended size, if its trial is cheap."""
+    """
+    Return the nearest unmeasured size within a factor of two of the recommended size, if its trial is cheap.
+
+    On fake hosts a search without this rule takes 2 s less and loses as little, but misses a peak of 20 % there.
+    """
     if state.recommended is None or state.goal.objective == "latency" or not state.extends:
         return []
     waiting = [n for n in state.sizes if n in state.ladder and n not in state.measured]
