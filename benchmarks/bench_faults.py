@@ -77,7 +77,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _before(path: Path | None, seed: int) -> dict[str, Any]:
-    """Return the results of an earlier call with this commit and seed; empty if there is no such file, or no `path`."""
+    """Return the results of an earlier call with this commit and seed; empty if `path` is None or no such file."""
     if path is not None and path.exists():
         earlier: dict[str, Any] = json.loads(path.read_text())
         if (earlier["commit"], earlier["seed"]) == (provenance()["commit"], seed):

@@ -57,7 +57,7 @@ def connect(
     Args:
         schema: CREATE statements of the tables.
         version: The number of the schema, stored as `user_version`.
-        on_replaced: Without it, a file that is damaged or of an older version is an error. With it, such a file is
+        on_replaced: None: a file that is damaged or of an older version is an error. Otherwise such a file is
             renamed and a new one is created. The function is called with the file's new name and the reason.
 
     Returns:

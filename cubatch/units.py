@@ -36,7 +36,7 @@ def parse_bytes(value: int | str, *, free_bytes: int | None = None) -> int:
 
     Args:
         value: The size as the user wrote it.
-        free_bytes: The free memory, for percentages.
+        free_bytes: The free memory, for percentages; None: unknown.
 
     Returns:
         Whole bytes.

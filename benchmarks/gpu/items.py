@@ -133,7 +133,7 @@ def arch_of(device: Device) -> int:
 
 
 def compile_all(device: Device, workers: int, wanted: Iterable[Kernel] | None = None) -> list[tuple[Kernel, str]]:
-    """Compile every unit for a device, or those of `wanted` kernels; return those that failed, with the reason."""
+    """Compile the units of `wanted` kernels (None: of all) for a device; return those that failed, with the reason."""
 
     def compiled(kernel: Kernel) -> tuple[Kernel, str]:
         try:

@@ -64,7 +64,7 @@ def check(
 
     Args:
         chosen: The variants.
-        archs, may_spill, root, folder, progress: As `survey.survey` takes them.
+        archs, may_spill, root, folder, progress: As for `survey.survey`, None included.
 
     Raises:
         As `survey.survey`.

@@ -56,7 +56,7 @@ def plain_loop(
         data: The data set, with a length.
         start: Makes a new module with its optimizers and returns the function that trains on a batch.
         tune: Calls cubatch with what makes the loader, and a budget in seconds.
-        collate, workers: Of the loader.
+        collate, workers: Of the loader; `collate` None is PyTorch's own.
     """
 
     def make_loader(batch_size: int) -> DataLoader:
@@ -91,7 +91,7 @@ def module_loop(
         build: Makes the module.
         make_optimizer: Makes the optimizer of parameters; also what cubatch gets, unless `options` has one.
         loss_of: Returns the loss of a module on a batch.
-        collate, workers: Of the loader.
+        collate, workers: Of the loader; `collate` None is PyTorch's own.
         clip: Largest norm of the gradients; None: any.
         options: Further arguments of `autotune_module`. Its `batches` are the loader if they
             are not among them. `compile` and `accumulate` also apply to the plain loop.

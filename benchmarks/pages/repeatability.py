@@ -35,7 +35,7 @@ def repeatability(*results: dict[str, Any]) -> str:
 
 
 def lines(results: Sequence[dict[str, Any]], only: str | None = None) -> list[list[str]]:
-    """Return the cells of the table without its head; `only` names one workload."""
+    """Return the cells of the table without its head; `only` names one workload; None: all."""
     return [
         _cells(case["workload"], result["busy"], row)
         for result in results

@@ -206,7 +206,11 @@ class Session:
         """There is nothing to give back."""
 
     def _read(self, size: int, repeats: int, first: float | None = None) -> float:
-        """Run steps and return what a clock reads of one of them; `first` is what the first step takes on top."""
+        """
+        Run steps and return what a clock reads of one of them.
+
+        `first` is what the first step takes on top, in steps; None: one step if it is the very first, else nothing.
+        """
         if first is None:
             first, self._is_first = float(self._is_first), False
         work, seconds = self.host.fast(size) * (repeats + first), 0.0

@@ -292,7 +292,8 @@ def calls_of(
         ending: Terms that the result ends with: "folded", "residual", "positive", "pooled", "parts"; see
             `memory.schedule_records.Op`.
         relu: Whether the result is clamped at zero.
-        activation: Type of another activation that a batch norm computes or undoes; see `memory.schedule_records.Op`.
+        activation: Type of another activation that a batch norm computes or undoes, see `memory.schedule_records.Op`;
+            None: none.
         channels: Channels that the input is stored with.
     """
     blanks, recorder, forward, name = Blanks(), _Recorder(), kind == "forward", layer.name or layer.type

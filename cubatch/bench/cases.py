@@ -38,7 +38,7 @@ _EXTENTS = 3  # of a sample: height, width, channels
 
 
 def _counted(case: Case, *, traffic: int | None = None, **facts: Any) -> Case:
-    """Return the case with further fields and `traffic` as the bytes that it moves, by default each array once."""
+    """Return the case with further fields and `traffic`, the bytes that it moves; None: each array once."""
     case = attrs.evolve(case, **facts)
     moved = case.num_bytes if traffic is None else traffic
     return attrs.evolve(case, traffic_bytes=moved, moved_bytes=moved)

@@ -216,8 +216,8 @@ def read_spec(model: str, input_shape: str | None, classes: int | None, *, opaqu
 
     Args:
         model: The argument of the command.
-        input_shape: "H,W,C".
-        classes: Number of outputs of a named model.
+        input_shape: "H,W,C"; None: the model's own.
+        classes: Number of outputs of a named model; None: its own.
         opaque: Whether to accept operators without a layer type.
 
     Raises:
@@ -235,7 +235,7 @@ def read_spec(model: str, input_shape: str | None, classes: int | None, *, opaqu
 
 
 def whole_numbers(option: str, text: str, count: int | None = None, remedy: str = "") -> list[int]:
-    """Parse numbers such as "32,64" of an option; raise BadParameter for other text, or unless there are `count`."""
+    """Parse numbers such as "32,64" of an option; raise BadParameter for other text, or not `count` (None: any)."""
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
@@ -285,7 +285,11 @@ def _read_prices(path: str) -> dict[str, float]:
 
 
 def choose_store(store: Path | None, *, no_store: bool, fresh: bool) -> Path | str | bool:
-    """Return the `store` argument of `autotune`: the path, "refresh" for --fresh, False for --no-store, else True."""
+    """
+    Return the `store` argument of `autotune`: the path, "refresh" for --fresh, False for --no-store, else True.
+
+    `store` is the path of --store; None: not given.
+    """
     if no_store + fresh + (store is not None) > 1:
         raise typer.BadParameter("--no-store, --fresh and --store exclude each other")
     return "refresh" if fresh else not no_store if store is None else store

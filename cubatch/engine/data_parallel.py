@@ -118,7 +118,7 @@ class DataParallel(Model):
 
         Args:
             batch_size: Samples of this rank that go through together.
-            target_batch_size: Samples of this rank in an optimizer step.
+            target_batch_size: Samples of this rank in an optimizer step; None: one batch.
         """
         self._first = sum(gathered(self._exchange, batch_size)[: self._exchange.rank])
         self._samples = sum(gathered(self._exchange, target_batch_size or batch_size))

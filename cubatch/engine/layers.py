@@ -239,7 +239,7 @@ NOT_WRITTEN = Ops()
 
 
 def _ops(name: str, more: Callable[[Bound], dict[str, Any]] | None = None, **options: Any) -> Ops:
-    """Return the functions of a type of layer: `name`, and `name`_backward for all gradients; `more` as of `Ops`."""
+    """Return the functions of a type of layer: `name`, and `name`_backward for all gradients; `more` None: no more."""
     return Ops((name,), (f"{name}_backward",), more, **options)
 
 

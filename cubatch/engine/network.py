@@ -196,8 +196,9 @@ class Model(Learned):
 
         Args:
             batch_size: Samples that go through together.
-            target_batch_size: Samples of an optimizer step, over which the loss is the mean. If given, steps only add
-                up their gradients until `update`; the sum takes the memory of a gradient in float32.
+            target_batch_size: Samples of an optimizer step, over which the loss is the mean. Steps then only add
+                up their gradients until `update`; the sum takes the memory of a gradient in float32. None: every
+                training step updates the parameters.
         """
         if target_batch_size is not None and (self.mode != "training" or self.spec is not self.network):
             raise InvalidArgument("target_batch_size", target_batch_size, "None, except for training a network")

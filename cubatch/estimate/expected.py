@@ -70,7 +70,7 @@ def step_of(work: Workload, batch_sizes: Sequence[int], scales: Scales | None = 
     """
     Return the predicted time of a step and its passes at each batch size.
 
-    Times of the GPU are multiplied by the factors in `scales`, if any.
+    Times of the GPU are multiplied by the factors in `scales`; None: 1.
     """
     step = predict_step(
         work.spec, batch_sizes, work.device, mode=work.mode, dtype=work.dtype, library=_model(work.library),

@@ -61,12 +61,12 @@ def autotune_fleet(
     Args:
         layer_spec: A layer, a Network, a mapping, a model's name or a path to a spec file.
         client: A `distributed.Client`, or a scheduler's address: "tcp://10.0.0.1:8786".
-        batch_sizes: Measure exactly these.
+        batch_sizes: Measure exactly these; None: the search chooses.
         predict: Names of GPUs that are not in the fleet.  Their results are predicted for the library of the fleet's
             GPUs, anchored by their measurements; without GPUs, for the vendor's library.
-        prices: Cost of one hour by device name, as the result lists it, in any currency.
+        prices: Cost of one hour by device name, as the result lists it, in any currency. None: unknown.
         store: As for `autotune`, on the workers; a path is a path there.
-        progress: Called with a device's name and a sentence about it.
+        progress: Called with a device's name and a sentence about it; None: nothing is called.
         options: The other arguments of `autotune`, equal for all workers: mode, dtype, objective, budget, ...
             Without `memory_limit` a worker's CPU uses a share of its memory limit.  `library="onnxruntime"` is refused:
             workers receive the network, not the file.

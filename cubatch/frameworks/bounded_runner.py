@@ -71,7 +71,7 @@ class BoundedRunner(abc.ABC):
         """
         Return peak bytes of steps by batch size, from traces on tensors without data that take at most `seconds`.
 
-        Sizes go up to the largest one that fits into `num_bytes`, or to `top`.
+        Sizes go up to the largest one that fits into `num_bytes`, or to `top`; None: no maximum.
         """
 
     def put_aside(self, walked: Peaks | None) -> int:  # noqa: ARG002 - few have anything to put back
@@ -141,7 +141,7 @@ class BoundedRunner(abc.ABC):
         }  # fmt: skip
 
     def _climb(self, plan: MemoryPlan, seconds: float, top: int | None) -> None:
-        """Run steps of growing batch sizes up to `top` within a time limit, to correct the plan by measured memory."""
+        """Run steps of growing sizes up to `top` (None: no maximum) within a time limit, which correct the plan."""
         began, size = time.monotonic(), _LOOK_FACTOR * max(plan.measured) if plan.measured else 1
         while size <= min(MAX_BATCH_SIZE if top is None else top, plan.largest(self._memory_limit, plan.most) or 1):
             before = time.monotonic()

@@ -327,7 +327,9 @@ def _rate(
     loader: Any, batch_size: int, seconds: float, copy: Callable[[Any], None] | None, now: Callable[[], float]
 ) -> tuple[int, float, float]:
     """
-    Time whole epochs of a loader for `seconds`, without the first batch of each worker; `copy` gets each batch.
+    Time whole epochs of a loader for `seconds`, without the first batch of each worker.
+
+    `copy` is called with each batch; None: not copied.
 
     Returns:
         tuple[int, float, float]: The batch size, lowered if the data set is small; its samples per second; CPU seconds

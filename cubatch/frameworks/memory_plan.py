@@ -132,8 +132,8 @@ class MemoryPlan:
         """
         Return the largest batch size whose expected bytes are within a number; 0 if there is none.
 
-        The function `of` replaces the expected bytes by others, such as an upper bound. A measured size counts if its
-        measured bytes are within the number.
+        The function `of` replaces the expected bytes by others, such as an upper bound; None: nothing does. A measured
+        size counts if its measured bytes are within the number.
         """
         largest = bisect.bisect_right(range(1, MAX_BATCH_SIZE + 1), num_bytes, key=of or self.at)
         # A size that was measured is known better than those around it, so that these may be thought to take more.

@@ -69,7 +69,7 @@ class ModuleFootprint(Shown):
     def of(
         cls, name: str, mode: str, batch_size: int, walk: Walk, gpu: Device | None, *, recurrent: tuple[str, ...]
     ) -> ModuleFootprint:
-        """Return the footprint of a traced step: with the overhead of `gpu`, or of the tensors alone without one."""
+        """Return the footprint of a traced step: with the overhead of `gpu`; None: of the tensors alone."""
         by_submodule = dict(sorted(walk.activations.items(), key=lambda item: -item[1]))
         workspace, overhead = (cublas_workspace_bytes(gpu), context_overhead.overhead_bytes(gpu)) if gpu else (0, 0)
         total = total_bytes(walk.lives, gpu)

@@ -160,7 +160,11 @@ class ModuleRunner(BoundedRunner):
         return self._inputs.num_samples
 
     def walk(self, num_bytes: int, top: int | None, seconds: float) -> Peaks:
-        """Return peak bytes of traced steps by batch size, up to the largest that fits into `num_bytes`, or `top`."""
+        """
+        Return peak bytes of traced steps by batch size, up to the largest that fits into `num_bytes`, or `top`.
+
+        `top` None: no maximum.
+        """
         peaks = self._walk_of(num_bytes, top, seconds)
         self._time_first, self._guessed = peaks.time_first, peaks.guessed
         return peaks

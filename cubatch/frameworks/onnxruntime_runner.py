@@ -88,7 +88,7 @@ class OnnxRuntimeRunner(BoundedRunner):
         return outputs
 
     def walk(self, num_bytes: int, top: int | None, seconds: float) -> Peaks:  # noqa: ARG002 - a line, and no time
-        """Return the peak bytes of steps by batch size, from shapes in the file; limits such as `top` are ignored."""
+        """Return the peak bytes of steps by batch size, from shapes in the file; any limits, also None, are ignored."""
         return self._graph.peaks()
 
     def _make(self, batch_size: int) -> tuple[Callable[[], None], int]:

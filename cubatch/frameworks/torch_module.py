@@ -267,7 +267,7 @@ class TorchModule:
         """
         Return the largest batch size whose footprint on a device is within a number of bytes; 0 if none is.
 
-        `device` is as for `footprint`.
+        `device` is as for `footprint`, None included.
 
         Raises:
             NotImplementedError, InvalidArgument: As `walk`.

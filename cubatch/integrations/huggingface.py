@@ -101,7 +101,8 @@ def tune_trainer(
     Args:
         trainer: A transformers.Trainer. With several processes, all call it together.
         target_batch_size: Samples of one optimizer step on all devices together, so that learning rates keep their
-            meaning. Sizes that divide it are accumulated: `gradient_accumulation_steps` is set too.
+            meaning. Sizes that divide it are accumulated: `gradient_accumulation_steps` is set too. None: that stays
+            as it is.
         evaluation: Whether to tune evaluation steps too, if there is an evaluation dataset; of several, the largest.
         budget: Seconds of measuring, for training and for evaluation each.
         options: Further arguments of `cubatch.autotune_module`: memory_limit, max_batch_size, tolerance, seed.

@@ -268,6 +268,10 @@ Choose = Callable[[Problem, Device], SplitKernel]
 
 
 def first_ranked(problem: Problem, device: Device, prepare: Prepare | None = None) -> SplitKernel:  # noqa: ARG001 - a chooser
-    """Return the variant of least predicted cost, with its slices of gemm_k; nothing is timed, `prepare` is ignored."""
+    """
+    Return the variant of least predicted cost and its number of slices of gemm_k.
+
+    Nothing is timed: `prepare`, which other choosers call, is ignored and may be None.
+    """
     _, count, kernel = ranking(problem, device)[0]
     return SplitKernel(kernel, count)

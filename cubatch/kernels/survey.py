@@ -57,10 +57,11 @@ def survey(
 
     Args:
         archs: "sm_70", ...
-        may_spill: By name of a variant, the reason why its spilled registers are not a problem.
-        root, folder: As for `compile_kernel`.
+        may_spill: By name of a variant, the reason why its spilled registers are not a problem; None: none may spill.
+        root, folder: As for `compile_kernel`, None included.
         progress: Called after each compilation with the number of those that are done, the number of all, and the
-            source file with its architecture. Variants with the same source and macros share a compilation.
+            source file with its architecture. Variants with the same source and macros share a compilation. None:
+            nothing is called.
 
     Returns:
         list: A row per variant and architecture, in the given order.

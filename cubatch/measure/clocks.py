@@ -212,7 +212,11 @@ def _attribute(item: object, name: str) -> object:
 
 
 def cupy_clock(uuid: str | None) -> EventClock:
-    """Return a clock that times steps by CuPy's events on the current device; NVML reads the GPU `uuid`, if given."""
+    """
+    Return a clock that times steps by CuPy's events on the current device.
+
+    NVML reads the state of the GPU `uuid`; None: it is not read.
+    """
     cupy: Any = gpu_library.cupy()
     return EventClock(cupy.cuda.Event, _cupy_seconds, monitor_of(uuid))
 

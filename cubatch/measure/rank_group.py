@@ -125,7 +125,7 @@ class RankGroup:
         """
         Wait for a message of some ranks until the deadline; return (rank, message) of each; raise if a rank died.
 
-        The error names `method`, and by `kills`, an earlier result of `oom_kills`, a lack of memory.
+        The error names `method`, and by `kills`, an earlier result of `oom_kills` (None: unknown), a lack of memory.
         """
         seconds = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
         numbers = {id(self._connections[rank]): rank for rank in ranks}

@@ -333,7 +333,7 @@ class RemoteRunner:
         """
         Return the error for a dead worker: OutOfMemory if it ended for lack of memory, else WorkerDied.
 
-        `kills_before` is the result of `oom_kills()` before the request.
+        `kills_before` is the result of `oom_kills()` before the request; None: unknown, and SIGKILL counts as one.
         """
         code, tail = self._end(grace_seconds=5.0)
         if code == -signal.SIGKILL:

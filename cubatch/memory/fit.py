@@ -33,7 +33,7 @@ def largest(work: Workload, limit: int, target: int | None = None) -> int:
     """
     Return the largest batch size whose memory plan fits `limit` bytes.
 
-    If `target`, the samples of an optimizer step, is given, it is the largest of those that divide the target.
+    If `target`, the samples of an optimizer step, is not None, it is the largest of those that divide the target.
     Raises DoesNotFit if not even one sample fits.
     """
     if target is not None:

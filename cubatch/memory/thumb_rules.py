@@ -63,9 +63,9 @@ def rules_of_thumb(
     Args:
         spec: A layer, a network, a mapping, a model's name or a path to a spec file.
         batch_size: Samples per step, for the rules about a given batch.
-        memory: Memory limit, for the rule about the largest batch. The rule is omitted without it, and with
+        memory: Memory limit, for the rule about the largest batch. The rule is omitted if it is None, and with
             `target_batch_size`.
-        mode, dtype, optimizer, recompute, device, library, target_batch_size: As for `footprint`.
+        mode, dtype, optimizer, recompute, device, library, target_batch_size: As for `footprint`, None included.
 
     Returns:
         list[Rule]: Name, formula, value, the plan's value, and the error.

@@ -216,7 +216,7 @@ def _by_rows(backward: Callable[..., int], forward: Callable[..., int] | None = 
     """
     Return a function for `Row.kernels` that passes rows, channels, dtype and device to `backward` or `forward`.
 
-    Without `forward`, the forward pass needs no scratch memory.
+    `forward` None: the forward pass needs no scratch memory.
     """
 
     def num_bytes(layer: Layer, kind: str, samples: int, dtype: str, device: Device) -> int:

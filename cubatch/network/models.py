@@ -101,8 +101,8 @@ def resolve(
         spec: A layer, a network, a mapping in the form of a spec file, or text. Text is a model's name, the path of a
             spec or ONNX file, or "package.module:function", which builds a torch.nn.Module or a network.
         input_shape: (h, w, c) of one sample, for a model's name, a PyTorch module, or an ONNX file that leaves it open.
-            (1, 1, c) are features, (h, 1, c) tokens.
-        classes: As for `build`; for a model's name only.
+            (1, 1, c) are features, (h, 1, c) tokens. None: that of the model or file.
+        classes: As for `build`; for a model's name only. None: the model's own.
         opaque: As for `load_onnx` and `from_torch`.
 
     Example:

@@ -21,7 +21,7 @@ def from_mapping(mapping: Mapping[str, Any], *, name: str | None = None) -> Spec
 
     Args:
         mapping: A network with "layers", a single layer with "type".
-        name: Default name of the network.
+        name: Default name of the network; None: "network".
     """
     if not isinstance(mapping, Mapping):
         raise InvalidSpec("spec", mapping, 'a mapping with "layers" and "input_shape", or with "type"')

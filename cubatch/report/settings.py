@@ -44,7 +44,7 @@ def tables(known: Mapping[str, Any], measured: Mapping[str, object] | None = Non
 
     Args:
         known: Fields of a TuningResult.
-        measured: State of the GPU while it was measured.
+        measured: State of the GPU while it was measured; None: unknown.
     """
     limits, device = known.get("limits") or {}, dict(known.get("device") or {})
     for key, name in (("memory_bytes", "memory"), ("free_bytes", "free_memory")):

@@ -371,7 +371,8 @@ class Search:
         """
         Pass an event to the progress function, with the best size and the possible gain by the present state.
 
-        `kind`, `n`, `message` and `number` are the kind, batch size, message and round of the `Event`.
+        `kind`, `n`, `message` and `number` are the kind, batch size, message and round of the `Event`. `n` None:
+        the event is of no size. `number` None: the first round number of the present round of trials.
         """
         if self.progress is None or self.progress_error is not None:
             return

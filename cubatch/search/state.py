@@ -287,7 +287,7 @@ class SearchState:
         return np.maximum(gain, 0.0) * self.feasibility
 
     def ahead(self, n: int, other: int | None) -> tuple[float, float]:
-        """Return mean and standard deviation of log(value at size `n` / value at size `other`)."""
+        """Return mean and standard deviation of log(value at size `n` / value at size `other`); None: `n`, so 0."""
         place, base = self.place(n), self.place(n if other is None else other)
         return float(self.value[place] - self.value[base]), self.posterior.difference_sd(place, base)
 

@@ -80,7 +80,7 @@ def compare(
     Args:
         spec: As for `predict`.
         devices: Names of the catalogue, or Devices; duplicates count once.
-        prices: Price of an hour of a GPU by its name, in any currency; other GPUs may have one too.
+        prices: Price of an hour of a GPU by its name, in any currency; other GPUs may have one too. None: unknown.
         options: The other arguments of `predict`, for all GPUs: mode, dtype, memory_limit, latency_limit, ...
 
     Returns:

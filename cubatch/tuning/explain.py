@@ -322,7 +322,7 @@ def _interrupted(result: TuningResult) -> str:
 
 
 def _rank(result: BatchSizeResult, n: int, fastest: int | None = None) -> str:
-    """Return a phrase on how good size n is by the objective, compared with `fastest`, by default the result's best."""
+    """Return a phrase on how good size n is by the objective, compared with `fastest`; None: the result's."""
     latency, fastest = result.objective == "latency", fastest or result.fastest_batch_size
     if not result.predicted and sum(m.is_measured for m in result.sizes.values()) == 1:
         return "the only size that ran within the limits"

@@ -148,8 +148,8 @@ def propose(
     """
     Return the candidates that `candidates` describes, with planned memory but without predicted times.
 
-    `largest` is the largest batch whose plan fits. `tiles_of` is the workload whose tiles make the wave peaks, if it is
-    not `work`.
+    `largest` is the largest batch whose plan fits. `tiles_of` is the workload whose tiles make the wave peaks; None:
+    `work`.
     """
     if limits.batch_sizes is None:
         proposals = _proposals(tiles_of or work, largest, limits.max_batch_size)
@@ -213,7 +213,8 @@ def _proposals(work: Workload, largest: int, top: int | None) -> list[Proposal]:
     """
     Return all proposed sizes, grouped by the kind of reason.
 
-    They are from 1 to `largest`, the largest size that fits in memory, and up to `top`, the user's maximum, if any.
+    They are from 1 to `largest`, the largest size that fits in memory, and up to `top`, the user's maximum; None: no
+    maximum.
     """
     limit = largest if top is None else min(largest, top)
     limits = _limits(largest, top)

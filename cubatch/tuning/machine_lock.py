@@ -34,7 +34,7 @@ def exclusive(device: Device, worker_pid: int | None = None) -> Iterator[list[st
     Measure exclusively in this process while the block runs; other threads wait.
 
     The device is marked for other processes of this user, which do not wait. Earlier CPU time of the worker
-    `worker_pid` does not count as interference.
+    `worker_pid` does not count as interference; None: it is this process.
 
     Yields:
         list[str]: Messages about interference, complete at the end of the block: another cubatch on the device at its

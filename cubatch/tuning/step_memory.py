@@ -179,7 +179,7 @@ class NetworkStep:
 
     def largest(self, limit: int, device: Device | None) -> int:
         """
-        Return the largest batch size that fits a limit in bytes; `device` is as for `footprint`.
+        Return the largest batch size that fits a limit in bytes; `device` is as for `footprint`, or None.
 
         Raises:
             DoesNotFit: If not even one sample fits.
@@ -216,7 +216,7 @@ class ModuleStep:
 
     def largest(self, limit: int, device: Device | None) -> int:
         """
-        Return the largest batch size that fits a limit in bytes; `device` is as for `footprint`.
+        Return the largest batch size that fits a limit in bytes; `device` is as for `footprint`, or None.
 
         Raises:
             DoesNotFit: If not even one sample fits.

@@ -480,7 +480,7 @@ def _opened(path: Path | str, run_id: int | None = None) -> Iterator[tuple[sqlit
     """
     Open a store; yield its database, empty if there is no file, and the identity of each run by number.
 
-    StoreError is raised if the file cannot be read, or if a `run_id` is given that the store lacks.
+    StoreError is raised if the file cannot be read, or lacks the run `run_id` (None: no run is needed).
     """
     try:
         path = sqlite_file.place(path)

@@ -216,9 +216,9 @@ def _check_nones(text: str, nodes: Sequence[ast.AST]) -> list[tuple[int, str]]:
             if isinstance(node.returns, ast.BinOp) and _may_be_none(node.returns):
                 rows.append((node.lineno, f"{node.name} may return None: say when"))
             rows += [
-                (each.lineno, f"parameter {each.arg} may be None: name it, or say what None means")
+                (each.lineno, f"parameter {each.arg} may be None: say what it means")
                 for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
-                if _may_be_none(each.annotation) and not re.search(rf"`{each.arg}\b|\b{each.arg}\b[`\w, ]*:", prose)
+                if _may_be_none(each.annotation)
             ]
     return rows
 

@@ -43,7 +43,7 @@ def test_findings_only_fall(by_package):
             'def f() -> int | None:\n    """\n    Do it.\n\n    Returns:\n        int | None: It.\n    """\n',
             "f may return",
         ),
-        ('def f(*, a: int | None):\n    """Return a or more."""\n', "parameter a"),
+        ('def f(*, a: int | None):\n    """Return twice `a`."""\n', "parameter a"),
         ('class A:\n    x: int = 0  # None\n    """None"""\n    a: int | None = None  # text\n', "attribute a"),
         (
             'class A:\n    """\n    It.\n\n    Keys:\n        x: None.\n        a: It.\n    """\n    a: int | None\n',
@@ -68,7 +68,6 @@ def test_each_rule_is_checked(tmp_path, source, finding):
         'x = {"told": 1}\n',
         'def f() -> None:\n    """Do it."""\n',
         'def f() -> int | None:\n    """Return it; None if absent."""\n',
-        'def f(a: int | None):\n    """Return twice `a`."""\n',
         'def f(\n    a: int | None,  # None for none\n):\n    """Return it."""\n',
         'class A:\n    """It; None if unknown."""\n    a: int | None = None\n',
         'class A:\n    """\n    It.\n\n    Keys:\n        x, a: It, or None.\n    """\n    a: int | None\n',

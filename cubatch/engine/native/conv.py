@@ -51,7 +51,7 @@ def conv2d(
     """
     Launch the kernels of `functional.conv2d`; `fused`, if given, replaces scale, shift, residual and relu.
 
-    `norm` is a batch norm that reads y: see `norm_sums.launch`.
+    `norm` is a batch norm that reads y, see `norm_sums.launch`; None: none.
     """
     x, w, y = given.x, given.w, given.out
     wide, given, patch = _as_stored(x, w, given)
@@ -89,7 +89,11 @@ def _gradient_problem(context: Context, pass_: Pass, left: Any, right: Any, shap
 
 @operation(out=lambda given: given.x_shape)
 def conv2d_dgrad(context: Context, given: SimpleNamespace, *, norm: Mapping[str, Any] | None = None) -> Any:
-    """Launch the kernels of `functional.conv2d_dgrad`; `norm` is a batch norm before it: see `norm_sums.launch`."""
+    """
+    Launch the kernels of `functional.conv2d_dgrad`.
+
+    `norm` is a batch norm before the convolution, see `norm_sums.launch`; None: none.
+    """
     dy, w, dx, shape = given.dy, given.w, given.out, shape_of(given, given.x_shape, given.w)
     if given.residual is given.positive is None and supports(shape):
         return depthwise.dgrad(context, shape, dy, w, out=dx)

@@ -40,8 +40,9 @@ def load_onnx(path: str | Path, *, input_shape: tuple[int, ...] | None = None, o
 
     Args:
         path: The file.
-        input_shape: Shape of one sample in the file, if the file leaves it open. It is (channels, height, width),
-            (tokens, channels) or (features,), or (height, width, channels) if the file transposes its input first.
+        input_shape: Shape of one sample in the file, if the file leaves it open; None: that of the file. It is
+            (channels, height, width), (tokens, channels) or (features,), or (height, width, channels) if the file
+            transposes its input first.
         opaque: Import operators without a layer as layers of known extents, bytes and FLOP. Such a network can be
             planned and predicted, but not run.
 

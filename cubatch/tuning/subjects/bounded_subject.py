@@ -74,6 +74,8 @@ class BoundedSubject(Subject):
         """
         Return sizes up to the largest that fits, predicted from small sizes or `cached` by an earlier call.
 
+        `cached` None: no earlier call has cached any.
+
         Raises:
             DoesNotFit: If not even one sample fits.
             InvalidArgument: If the step does not run, or its memory is unknown and no maximum size is given.
@@ -263,7 +265,7 @@ def share_cpus(
     """
     Return device and memory of one of as many instances of `threads` threads as the CPUs allow, and the CPUs of each.
 
-    Without `threads` device and memory are returned as they are, and no CPUs.
+    If `threads` is None, device and memory are returned as they are, and no CPUs.
 
     Raises:
         InvalidArgument: If `threads` is no number from 1 to that of the CPUs, or the device is a GPU.
