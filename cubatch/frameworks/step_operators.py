@@ -7,6 +7,7 @@ FLOP are those of `torch.utils.flop_counter`, except of a convolution's gradient
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -107,17 +108,23 @@ def _written(
 ) -> list[Any]:
     given = {_storage(tensor) for tensor in inputs}
     made = [tensor for tensor in outputs if _storage(tensor) not in given]
-    return [*made, *_changed(function, arguments, options)]
+    return [*made, *changed(function, arguments, options)]
 
 
-def _changed(function: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Iterator[Any]:
+def changed(function: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the tensors that a call writes to by the operator's schema; none for other functions."""
     from torch.utils._pytree import tree_leaves
 
-    taken = function._schema.arguments  # noqa: SLF001
-    given = {**{each.name: value for each, value in zip(taken, arguments, strict=False)}, **options}
-    for each in taken:
-        if each.alias_info is not None and each.alias_info.is_write:
-            yield from (leaf for leaf in tree_leaves(given.get(each.name)) if isinstance(leaf, torch.Tensor))
+    for place, name in _written_arguments(function):
+        given = arguments[place] if place < len(arguments) else options.get(name)
+        yield from (leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor))
+
+
+@functools.cache
+def _written_arguments(function: Any) -> list[tuple[int, str]]:
+    """Return position and name of the arguments that an operator writes to."""
+    taken = enumerate(function._schema.arguments) if isinstance(function, torch._ops.OpOverload) else ()  # noqa: SLF001
+    return [(place, each.name) for place, each in taken if each.alias_info is not None and each.alias_info.is_write]
 
 
 def _storage(tensor: Any) -> int:

@@ -46,7 +46,7 @@ _MOST_GUESSES = 2_000  # at what depends on data, in a walk
 _MOST_GUESSES_IN_WHILE = 64  # in `while` loops: one until something is true would never end
 _MOST_NAMED = 16  # operators of a trace, in an error
 _MOST_SUBSETS = 8  # of inputs that are tried as constants: each takes a trace
-_MOST_MORE = 20_000  # operations, which take a walk seconds: a loop over samples would take it minutes or hours
+_MOST_MORE = 10_000  # operations, which take a walk seconds: a loop over samples would take it minutes or hours
 
 
 PARTS = ("weights", "inputs", "gradients", "optimizer")
@@ -461,12 +461,7 @@ class _Watch:
 
     def write(self, operation: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
         """Record the storages that an operation writes to by its schema, also if the tensor's version stays."""
-        from torch.utils._pytree import tree_leaves
-
-        taken = operation._schema.arguments if isinstance(operation, torch._ops.OpOverload) else ()  # noqa: SLF001
-        given = {**{each.name: value for each, value in zip(taken, arguments, strict=False)}, **options}
-        changed = [given.get(each.name) for each in taken if each.alias_info is not None and each.alias_info.is_write]
-        self._written.update(leaf.untyped_storage() for leaf in tree_leaves(changed) if isinstance(leaf, torch.Tensor))
+        self._written.update(each.untyped_storage() for each in step_operators.changed(operation, arguments, options))
 
     def workspace(self, operation: Any) -> Any:
         """Return a tensor of the bytes that an opaque operator takes while it runs; None for others."""
@@ -537,7 +532,7 @@ class _Watch:
         from torch.utils._python_dispatch import TorchDispatchMode
         from torch.utils._pytree import tree_leaves
 
-        watch = self
+        watch, device_of = self, torch.ops.prim.device.default
 
         class Mode(TorchDispatchMode):  # type: ignore[misc]
             """Observes the results of every operation."""
@@ -549,6 +544,8 @@ class _Watch:
                 args: Any = (),
                 kwargs: Any = None,
             ) -> Any:
+                if func is device_of:  # two of three calls
+                    return func(*args)
                 if time.process_time() > watch.deadline and _computes(func):
                     raise TraceTooLong
                 if torch.is_inference_mode_enabled() and str(func).startswith("aten."):  # composed ones arrive whole
@@ -622,6 +619,7 @@ def _while_loops(code: types.CodeType) -> list[tuple[int, int]]:
     return [(begin, end) for begin, end in jumps if names[begin] not in {"FOR_ITER", "SEND"}]
 
 
+@functools.cache
 def _computes(operation: Any) -> bool:
     """
     Return whether an operation makes new tensors.
