@@ -1,8 +1,8 @@
 """
-Measuring processes that are forked from one that has imported PyTorch, which takes a new one four seconds.
+Processes that are forked from one that has imported PyTorch, which takes a new one four seconds: workers, and scripts.
 
-A worker is a child of the tests' process, as one that it starts itself: its parent ends at once, and the tests' process
-takes its orphans meanwhile. What its command line and its environment do is tested where workers are started as usual.
+Each is a child of the tests' process, as one that it starts itself: its parent ends at once, and the tests' process
+takes its orphans meanwhile. What the command line of a worker does is tested where workers are started as usual.
 """
 
 from __future__ import annotations
@@ -12,20 +12,42 @@ import contextlib
 import ctypes
 import json
 import os
+import runpy
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
 
 from cubatch import worker
-from cubatch.measure import remote
 
+ROOT = Path(__file__).parents[2]
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
 _THREADS = "OMP_NUM_THREADS"  # read when PyTorch is loaded
 _lock, _server = threading.Lock(), []
+
+
+def _fork(files, **facts):
+    """Fork a process with three files as its standard ones, and return its number."""
+    facts |= {"parent": os.getpid()}
+    with _lock, _taking_orphans():
+        channel = _channel()
+        socket.send_fds(channel, [json.dumps(facts).encode()], files)
+        return int(channel.recv(100))
+
+
+def run_script(script, folder, environment):
+    """Run a script as `python SCRIPT` in a folder does, and return its exit code, output and errors."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err, Path(os.devnull).open() as nothing:
+        files = [each.fileno() for each in (nothing, out, err)]
+        pid = _fork(files, environment=environment, folder=str(folder), script=script)
+        _, status = os.waitpid(pid, 0)
+        for file in (out, err):
+            file.seek(0)
+        return os.waitstatus_to_exitcode(status), out.read(), err.read()
 
 
 class Forked:
@@ -33,11 +55,8 @@ class Forked:
 
     def __init__(self, command, *, stderr, env, **_):
         (requests, to_worker), (from_worker, answers) = os.pipe(), os.pipe()
-        facts = {"environment": env, "folder": str(Path.cwd()), "parent": os.getpid()}
-        with _lock, _taking_orphans():
-            channel = _channel()
-            socket.send_fds(channel, [json.dumps(facts).encode()], [requests, answers, stderr.fileno()])
-            self.pid, self.returncode = int(channel.recv(100)), None
+        files = [requests, answers, stderr.fileno()]
+        self.pid, self.returncode = _fork(files, environment=env, folder=str(Path.cwd()), script=None), None
         os.close(requests)
         os.close(answers)
         self.stdin, self.stdout = os.fdopen(to_worker, "wb"), os.fdopen(from_worker, "rb")
@@ -66,7 +85,8 @@ def _channel():
     if not _server:
         channel, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-P", "-c", "from tests.parity import forked_workers; forked_workers.serve()"]
-        options = {"stdout": subprocess.DEVNULL, "env": remote.own_environment(), "start_new_session": True}
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        options = {"stdout": subprocess.DEVNULL, "env": environment, "start_new_session": True}
         with other:
             server = subprocess.Popen(command, stdin=other, **options)
         _server.append(channel)
@@ -86,7 +106,7 @@ def _taking_orphans():
 
 
 def serve():
-    """Fork a worker for each message until the other end is closed."""
+    """Fork a process for each message until the other end is closed."""
     import torch
     from torch._subclasses import FakeTensorMode
 
@@ -109,7 +129,7 @@ def serve():
             os.close(file)
 
 
-def _work(channel, files, *, environment, folder, parent):
+def _work(channel, files, *, environment, folder, parent, script):
     while os.getppid() != parent:
         time.sleep(0.001)
     os.setsid()
@@ -119,10 +139,14 @@ def _work(channel, files, *, environment, folder, parent):
     for place, file in enumerate(files):
         os.dup2(file, place)
         os.close(file)
-    before = os.environ["PYTHONPATH"].split(os.pathsep)
     os.environ.clear()
     os.environ.update(environment)
-    sys.path[:] = [*environment["PYTHONPATH"].split(os.pathsep), *(path for path in sys.path if path not in before)]
-    sys.argv = ["worker", str(parent)]
+    sys.path[:] = [*environment["PYTHONPATH"].split(os.pathsep), *(path for path in sys.path if path != str(ROOT))]
     os.chdir(folder)
-    worker.main()
+    if script is None:
+        sys.argv = ["worker", str(parent)]
+        worker.main()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    sys.argv, sys.path[:0] = [script], [folder]
+    runpy.run_path(script, run_name="__main__")
+    sys.exit()

@@ -14,6 +14,7 @@ from tests.unit.snippets import ROOT, SNIPPETS, missing, run
 
 torch = pytest.importorskip("torch")
 
+from tests.parity import forked_workers  # noqa: E402
 from tests.parity.beside_torchvision import registering_nothing  # noqa: E402
 from tests.parity.onnx_files import SHAPE, Small, export  # noqa: E402
 
@@ -34,7 +35,8 @@ def test_a_snippet_works_as_printed(snippet, tmp_path):
         export(Small(), tmp_path / "model.onnx", torch.randn(2, *SHAPE))
     shutil.copy(Path(__file__).with_name("snippet_project.py"), tmp_path / "my_project.py")
     (tmp_path / "my_models.py").write_text(MY_MODELS, encoding="utf-8")
-    run(snippet, tmp_path)
+    is_forked = snippet.needs <= {"onnx", "onnxruntime", "torch"}  # others start processes that read the script again
+    run(snippet, tmp_path, run_script=forked_workers.run_script if is_forked else None)
 
 
 @pytest.mark.parametrize("snippet", [one for one in SNIPPETS if one.marker == "torchvision"], ids=str)

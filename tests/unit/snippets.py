@@ -22,6 +22,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -30,6 +31,8 @@ ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = (README, *sorted((ROOT / "docs").rglob("*.md")))
 JUDGE = {"tune", "tests"}
+# Runs a script in a folder with an environment; returns its exit code, output and errors.
+RunScript = Callable[[str, Path, dict[str, str]], tuple[int, str, str]]
 _FENCE = re.compile(r"(?:<!-- ([\w :]+) -->\n)?^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _AT_HAND = {"cubatch", "numpy", "my_project", *sys.stdlib_module_names}  # my_project is written where it is needed
 _LENIENT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -86,8 +89,14 @@ def snippets(page: Path) -> tuple[Snippet, ...]:
 SNIPPETS = tuple(one for page in PAGES for one in snippets(page))
 
 
-def run(snippet: Snippet, folder: Path, *, program: tuple[str, ...] = ()) -> str:
-    """Run a snippet in a folder, where `cubatch` is the one under test, and return its output; it must succeed."""
+def run(
+    snippet: Snippet, folder: Path, *, program: tuple[str, ...] = (), run_script: RunScript | None = None
+) -> str:  # fmt: skip
+    """
+    Run a snippet in a folder, where `cubatch` is the one under test, and return its output; it must succeed.
+
+    `run_script` runs one in Python instead of a new interpreter.
+    """
     shutil.copytree(ROOT / "tests/data/mnist-sample", folder / "mnist")
     command = folder / "bin" / "cubatch"
     command.parent.mkdir()
@@ -103,14 +112,20 @@ def run(snippet: Snippet, folder: Path, *, program: tuple[str, ...] = ()) -> str
         return _compare(snippet.text, folder, environment)
     if snippet.language == "python":
         (folder / "snippet.py").write_text(snippet.text, encoding="utf-8")
+        if run_script is not None:
+            return _checked(snippet.text, *run_script("snippet.py", folder, environment))
     default = ("bash", "-euc", snippet.text) if snippet.language == "sh" else (sys.executable, "snippet.py")
     return _output(program or default, folder, environment)
 
 
 def _output(command: tuple[str, ...], folder: Path, environment: dict[str, str]) -> str:
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    return _checked(command, done.returncode, done.stdout, done.stderr)
+
+
+def _checked(command: object, code: int, out: str, err: str) -> str:
+    assert code == 0, f"{command}\n{out}\n{err}"
+    return out
 
 
 def _compare(text: str, folder: Path, environment: dict[str, str]) -> str:
