@@ -583,10 +583,23 @@ class RowByRow(nn.Module):
         return torch.stack([row * self.scale for row in x])
 
 
-def test_the_largest_batch_is_right_where_the_number_of_operations_grows():
-    """The storages of two sizes cannot be compared one by one, so that more sizes are traced."""
-    largest = cb.max_batch_size(RowByRow(), "32MiB", batches=(2**18,), mode="training")
-    totals = [cb.footprint(RowByRow(), (2**18,), batch_size=n, mode="training").total for n in (largest, largest + 1)]
+class Growing(nn.Module):
+    """Begins to take more for each sample at 20 samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return torch.cat([x] * (1 + len(x) // 20)) * self.scale
+
+
+@pytest.mark.parametrize(("make", "features"), [(RowByRow, 2**18), (Growing, 2**14)])
+def test_the_largest_batch_is_right_where_operations_depend_on_the_size(make, features):
+    """The storages of two small sizes do not give those of a large one, so that more sizes are traced."""
+    module = make()
+    largest = cb.max_batch_size(module, "32MiB", batches=(features,), mode="training")
+    totals = [cb.footprint(module, (features,), batch_size=n, mode="training").total for n in (largest, largest + 1)]
     assert totals[0] <= 2**25 < totals[1]
 
 
