@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -92,7 +94,7 @@ def test_a_step_of_a_rival_is_built_and_warmed_up(name, mode, monkeypatch):
 
     def built(module, x, labels, dtype, compile_mode):
         made.append((module, x, labels))
-        step = torch_step(module, x, labels, dtype, compile_mode)
+        step = functools.cache(torch_step(module, x, labels, dtype, compile_mode))  # 16 bits are slow on a CPU
         return lambda: calls.append(step())
 
     monkeypatch.setattr(torch_network, "torch_step", built)
