@@ -20,6 +20,7 @@ from pathlib import Path
 import attrs
 
 from benchmarks.provenance import provenance, write
+from cubatch.checks import EXPERIMENTAL
 from cubatch.engine.conditions import environment
 from cubatch.engine.network import Model
 from cubatch.hardware import probe
@@ -71,7 +72,7 @@ def main() -> int:
     parser.add_argument("--mode", choices=("inference", "training"), default="training")
     parser.add_argument("--dtype", default="float16")
     parser.add_argument("--batch-sizes", default="1,2,4,8,12,16")
-    parser.add_argument("--experimental", default="", help="names, separated by commas")
+    parser.add_argument("--experimental", nargs="+", default=[], choices=EXPERIMENTAL)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     device = probe.device()
@@ -81,7 +82,7 @@ def main() -> int:
     network, clock = models.build(arguments.model), clocks.cupy_clock(device.uuid)
     options = {
         "mode": arguments.mode, "dtype": arguments.dtype, "device": device, "clock": clock,
-        "experimental": [name for name in arguments.experimental.split(",") if name],
+        "experimental": arguments.experimental,
         "context": kernel_context.usual_context(device, arguments.dtype),
     }  # fmt: skip
     rows = []

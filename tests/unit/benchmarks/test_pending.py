@@ -59,6 +59,17 @@ def check_code(code):
             assert {keyword.arg for keyword in call.keywords} <= inspect.signature(function).parameters.keys()
 
 
+def check_tests(arguments):
+    """Check that the files of a run of tests exist, and that each word of -k is in names of their tests."""
+    paths = [pending.ROOT / word for word in arguments if word.startswith("tests/")]
+    assert "gpu" in arguments
+    assert paths
+    files = [file for path in paths for file in ([path] if path.is_file() else path.rglob("test_*.py"))]
+    names = [f"{file.name} {name}" for file in files for name in re.findall(r"def (test_\w+)", file.read_text())]
+    words = arguments[arguments.index("-k") + 1].split(" or ") if "-k" in arguments else [""]
+    assert all(any(word in name for name in names) for word in words)
+
+
 @pytest.mark.parametrize("item", LISTED, ids=lambda item: item.name)
 def test_a_listed_command_exists_and_takes_its_options(item, monkeypatch, tmp_path):
     """Each listed module can be imported and its parser accepts the options; Python code compiles; test files exist."""
@@ -75,8 +86,7 @@ def test_a_listed_command_exists_and_takes_its_options(item, monkeypatch, tmp_pa
         if value not in IMPORT_PYTORCH:
             parse_benchmark(value, arguments, monkeypatch)
     elif value == "pytest":
-        assert all((pending.ROOT / word).exists() for word in arguments if word.startswith("tests/"))
-        assert "gpu" in arguments
+        check_tests(arguments)
     else:
         assert value == "torch.distributed.run"
 
