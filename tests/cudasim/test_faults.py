@@ -7,7 +7,9 @@ The GPU pass, which has processes of its own, is rehearsed by `python -m tests.c
 from __future__ import annotations
 
 import json
+import shlex
 import signal
+import time
 from typing import Any
 
 import attrs
@@ -217,3 +219,36 @@ def test_a_pass_on_a_dead_gpu_lists_all_that_it_did_not_reach(tmp_path):
     stages = json.loads(out.read_text())["stages"]
     assert done.returncode == 1
     assert [(run["status"], run["items"], len(run["skipped"]) > 9) for run in stages] == [("failed", [], True)] * 2
+
+
+def test_pending_work_loses_nothing_and_ends_in_time(tmp_path):
+    """One kernel hangs, one kills its process, one item needs too many minutes; a second run repeats the first two."""
+    out, listed, minutes = tmp_path / "out.json", tmp_path / "list.toml", 5
+    command = f"python -m cubatch {shlex.join(GEMM[:-1])} {{out}}.json --layout"
+
+    def statuses(faults: str, status: int, *, limit: float) -> dict[str, str]:
+        """Run the items, of which `limit` bounds the one that hangs; return their statuses."""
+        rows = (("right", "nt", 2), ("hangs", "tn", limit), ("dies", "nn", 2), ("long", "nt", 60), ("later", "nt", 2))
+        listed.write_text(
+            "".join(
+                f"[[item]]\nname='{name}'\ncommand='{command} {layout}'\nminutes={most}\n"
+                "expectation='-'\ndecision='-'\n"
+                for name, layout, most in rows
+            )
+        )
+        begun = time.monotonic()
+        call = ("-m", "benchmarks.gpu_pass", "--pending", str(listed), "--minutes", str(minutes), "--out", str(out))
+        done = run(*call, devices="a100", late=True, faults=f"{MEMORY},{faults}", check=False)
+        assert done.returncode == status, done.stderr
+        assert time.monotonic() - begun < 60 * minutes
+        return {item["name"]: item["status"] for item in json.loads(out.read_text())["items"]}
+
+    def results() -> dict[str, int]:
+        return {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("out-*.json")}
+
+    ended = {"right": "ok", "hangs": "timeout", "dies": "failed", "long": "skipped", "later": "ok"}
+    assert statuses("hang:gemm_tn,die:gemm_nn", 1, limit=0.5) == ended
+    first = results()
+    assert first.keys() == {"out-right.json", "out-later.json"}
+    assert statuses("", 0, limit=2) == ended | {"hangs": "ok", "dies": "ok"}
+    assert first.items() < results().items()
