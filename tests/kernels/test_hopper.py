@@ -13,6 +13,7 @@ from hypothesis import example, given, settings, strategies as st
 from cubatch.engine.native import gemm
 from cubatch.engine.native.context import Context
 from cubatch.engine.native.operands import Fused
+from cubatch.errors import DeviceFailed
 from cubatch.kernels import tensor_map
 from cubatch.kernels.problem import Problem
 from cubatch.kernels.ranking import most_partial_bytes, ranked
@@ -150,6 +151,25 @@ def test_taps_of_a_row_are_gathered_as_channels_of_one_pixel(launcher, drawn, dt
     check.fprop(drawn, activation="relu")
     if dtype in TILES and not swapped:
         check.wgrad(drawn)
+
+
+def test_a_driver_that_refuses_overlapping_pixels_loses_only_their_problems(launcher, monkeypatch):
+    """That convolution is right by another family and asks once; other convolutions stay with this one."""
+    check, bind, bound_families = passes(launcher, "float16"), launcher.launcher.bind, []
+
+    def refuse(kernel, grid, arguments):
+        images = [each for each in arguments if isinstance(each, tensor_map.TensorMap) and each.window]
+        bound_families.append(kernel.family)
+        if any(image.strides[0] < image.dims[0] * image.item_bytes for image in images):
+            raise DeviceFailed.by_driver(f"launching {kernel.name}", 1)
+        return bind(kernel, grid, arguments)
+
+    monkeypatch.setattr(check.where.launcher, "bind", refuse)
+    for drawn in (ROWS[0], ROWS[0], attrs.evolve(ROWS[0], c=32)):
+        check.fprop(drawn)
+    first, second, again, other = bound_families
+    assert first == other == "hopper"
+    assert "hopper" not in {second, again}
 
 
 @pytest.mark.parametrize("name", patches.SHAPES)

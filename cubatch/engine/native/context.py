@@ -49,8 +49,9 @@ class Context:
     # returns the variant for a problem and its slices; may time some variants
     chooser: Callable[[Problem, Device, Prepare | None], SplitKernel] = ranking.first_ranked
     tf32: bool = False  # whether products of float32 arrays may round their operands to tf32, for tensor cores
-    # families of kernels that the driver has refused to launch here: others take their place
-    refused: set[str] = attrs.field(factory=set, init=False, eq=False)
+    # families of kernels that the driver has refused to launch here, or one family for one problem: others take their
+    # place
+    refused: set[str | tuple[str, Problem]] = attrs.field(factory=set, init=False, eq=False)
 
     def choose(self, problem: Problem, run: Callable[[SplitKernel], object] | None = None) -> SplitKernel:
         """
@@ -60,10 +61,14 @@ class Context:
             run: Launches a variant on the arrays, overwriting the result; None: choose without a trial launch.
         """
         prepare = None if run is None else functools.partial(backend.prepare, run)
+
+        def is_refused(kernel: Kernel) -> bool:
+            return not self.refused.isdisjoint({kernel.family, (kernel.family, problem)})
+
         chosen = self.chooser(problem, self.device, prepare)
-        if chosen.kernel.family not in self.refused:
+        if not is_refused(chosen.kernel):
             return chosen
-        others = (kernel for kernel in ranking.ranked(problem, self.device) if kernel.family not in self.refused)
+        others = (kernel for kernel in ranking.ranked(problem, self.device) if not is_refused(kernel))
         return next((SplitKernel.modelled(problem, other, self.device) for other in others), chosen)
 
     def launch(self, kernel: Kernel, grid: Grid, arguments: Sequence[object]) -> None:

@@ -25,6 +25,7 @@ from cubatch.kernels.cost_model import tiles
 from cubatch.kernels.problem import Problem, vectors
 from cubatch.kernels.ranking import MOST_IN_YZ, SplitKernel, can_run, ranked, transposed_bytes
 from cubatch.kernels.structs import CONV, OUTPUT, PRODUCT
+from cubatch.kernels.tensor_map import gathered
 from cubatch.kernels.variant import Kernel
 from cubatch.kernels.workspace.product_scratch import product_workspace
 
@@ -112,6 +113,7 @@ def _run_what_is_taken(context: Context, operands: Operands, *, try_out: bool) -
     """
     Run the chosen variant; if the driver refuses it, run one of another family and stop using the refused family.
 
+    No GPU has confirmed tensor maps whose pixels overlap. If one is refused, other problems still use the family.
     `try_out` is whether the choice may time variants on the arrays, without sums: a winner is one of all such products.
     """
     problem, plain = operands.problem, operands
@@ -121,11 +123,13 @@ def _run_what_is_taken(context: Context, operands: Operands, *, try_out: bool) -
     try:
         return _launch(context, chosen, operands)
     except DeviceFailed as error:
-        family = chosen.kernel.family
-        if error.is_fatal or family in context.refused:
+        family, shape = chosen.kernel.family, operands.shape
+        overlaps = shape is not None and gathered(shape)[0] is not shape
+        refused = (family, problem) if overlaps else family
+        if error.is_fatal or refused in context.refused:
             raise
-        _log.warning("%s; kernels/%s is not used any more", error, family)
-        context.refused.add(family)
+        _log.warning("%s; kernels/%s is not used any more%s", error, family, f" for {problem}" if overlaps else "")
+        context.refused.add(refused)
         return _launch(context, context.choose(problem), operands)
 
 
