@@ -263,7 +263,7 @@ def walked(
         fake_logs.silent(),
         time_first.watched(module, batch_size) as time_parts,
         submodules.watched(module) as running,
-        _fake_mode(device) as mode,
+        _fake_mode(module, device) as mode,
         _Watch(deadline, running, mode, batches=kind.accumulate if records else None, opaque=opaque) as watch,
     ):
         _replace_submodules(module, opaque, watch.called)
@@ -328,9 +328,14 @@ def walked(
 
 
 @contextlib.contextmanager
-def _fake_mode(device: Any) -> Iterator[Any]:
-    """Yield PyTorch's mode of tensors without data, in which those on the "meta" device are on `device` too."""
+def _fake_mode(module: Any, device: Any) -> Iterator[Any]:
+    """
+    Yield PyTorch's mode of tensors without data, in which those on the "meta" device are on `device` too.
+
+    Where a module on "meta" names that device, as in `x.to(self.device)`, it means `device`.
+    """
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.overrides import TorchFunctionMode
 
     mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
     converter = mode.fake_tensor_converter
@@ -341,9 +346,26 @@ def _fake_mode(device: Any) -> Iterator[Any]:
             return converter.from_meta_and_device(mode, tensor, device)
         return convert(mode, tensor, *arguments, **options)
 
+    def placed(value: Any) -> Any:
+        is_meta = isinstance(value, str | torch.device) and getattr(value, "type", value) == "meta"
+        return device if is_meta else value
+
+    class Placed(TorchFunctionMode):  # type: ignore[misc]
+        """Replaces the "meta" device in the arguments of every function."""
+
+        def __torch_function__(
+            self, function: Any, _: Any, arguments: Sequence[Any] = (), options: Mapping[str, Any] | None = None
+        ) -> Any:
+            return function(*map(placed, arguments), **{key: placed(value) for key, value in (options or {}).items()})
+
     converter.from_real_tensor = from_tensor
-    is_meta = torch.get_default_device().type == "meta"
-    with device if is_meta else contextlib.nullcontext(), mode:
+    is_absent = any(each.is_meta for each in itertools.chain(module.parameters(), module.buffers()))
+    is_default = torch.get_default_device().type == "meta"
+    with (
+        device if is_default else contextlib.nullcontext(),
+        Placed() if is_absent else contextlib.nullcontext(),
+        mode,
+    ):
         yield mode
 
 

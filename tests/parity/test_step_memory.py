@@ -333,6 +333,19 @@ class Recomputed(nn.Module):
         return checkpoint(self.layers, x, use_reentrant=False)
 
 
+class Named(nn.Module):
+    """Has its device by name, and makes tensors there."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+        self.device = self.layer.weight.device
+
+    def forward(self, x):
+        shift = torch.zeros(64, device=self.device) + torch.tensor([1.0], device=str(self.device))
+        return self.layer(x.to(self.device)) + shift
+
+
 @pytest.mark.parametrize(
     ("make", "batches"),
     [
@@ -340,8 +353,9 @@ class Recomputed(nn.Module):
         (lambda: nn.LSTM(32, 64, batch_first=True), (16, 32)),
         (language_model, lambda n: {"input_ids": tokens(n, 8), "labels": tokens(n, 8)}),
         (Recomputed, (64,)),
+        (Named, (64,)),
     ],
-    ids=["batch norm", "LSTM", "tied transformer", "checkpointed"],
+    ids=["batch norm", "LSTM", "tied transformer", "checkpointed", "named device"],
 )
 def test_a_module_on_the_meta_device_is_predicted_as_its_twin_on_the_cpu(make, batches):
     """Memory by part, the largest batch and the time on a GPU, in training with autocast."""
