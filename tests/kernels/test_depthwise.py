@@ -231,6 +231,15 @@ def test_a_single_sample_is_cut_into_short_strips():
     assert small == 7  # a strip of less would load its inputs more than once, and the device is full
 
 
+def test_a_filters_gradient_launches_the_blocks_that_the_sms_hold(monkeypatch):
+    """More would be a second, short wave: on 132 SMs that hold two or three blocks there are 264 or 396."""
+    shape = conv_shape((56, 56, 64), (64, 3, 3, 1), (1, 1), (1, 1, 1, 1), (1, 1), groups=64)
+    for resident in (2, 3):
+        monkeypatch.setattr(depthwise_grid, "resident_blocks", lambda *_, resident=resident: resident)
+        sums = depthwise_grid.depthwise_sums(shape, 256, 4, "float32", H200)
+        assert sums.blocks * sums.slabs == resident * H200.num_sms
+
+
 @given(st.integers(1, 2000))
 @example(37)  # five slabs of eight, the narrowest
 def test_slabs_of_sums_cover_all_channels_and_keep_threads_busy(vectors):

@@ -16,6 +16,7 @@ from hypothesis import given, settings, strategies as st
 from cubatch.engine.batch_norm import ACTIVATIONS
 from cubatch.engine.native import batch_norm, reductions
 from cubatch.errors import InvalidArgument
+from cubatch.hardware.facts import Device
 from cubatch.kernels.workspace.misc import THREADS, summed_tiles
 from cubatch.network.layers import LAYERS
 from tests.checks import assert_within, gamma
@@ -382,6 +383,21 @@ def test_folding_gives_the_scale_and_shift_of_every_norm(launcher, norms, dtype)
         terms = (abs(bias) + abs(means[number])) * abs(want) + abs(decoded(betas[number]))
         assert_within(launcher.get(scales[number]), want, gamma(6, U) * abs(want), label=f"scale {number}")
         assert_within(launcher.get(shifts[number]), shift, gamma(9, U) * terms, label=f"shift {number}")
+
+
+def test_sums_of_gradients_launch_the_blocks_that_the_sms_hold(monkeypatch):
+    """More would be a second, short wave: on 80 SMs that hold two or three blocks there are 157 and 224."""
+    grids = []
+    device = Device(name="V100", num_sms=80, compute_capability=(7, 0))
+    context = SimpleNamespace(device=device, aligned=lambda *_: True, launch=lambda _, grid, __: grids.append(grid))
+    monkeypatch.setattr(batch_norm, "finish_gradients", lambda *_, **__: None)
+    x, workspace = np.zeros((100352, 64), np.float16), np.zeros(1 << 20, np.uint8)
+    for resident in (2, 3):
+        monkeypatch.setattr(batch_norm, "resident_blocks", lambda *_, resident=resident: resident)
+        batch_norm.gradient_sums(
+            context, x, x, mean=None, inv_std=None, dgamma=None, dbeta=None, means=None, workspace=workspace
+        )
+    assert [tiles * blocks for tiles, blocks, _ in grids] == [157, 224]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
