@@ -228,16 +228,23 @@ def check_options(options: Mapping[str, Any], function: Callable[..., Any]) -> N
 
 def check_experimental(names: Collection[str]) -> frozenset[str]:
     """
-    Return names of `EXPERIMENTAL`, one or several, as a set; raise UnknownName for any other name.
+    Return names of `EXPERIMENTAL`, one or several, as a set.
+
+    Raises:
+        UnknownName: If a name is not one of them.
+        InvalidArgument: If the value is no collection of names.
 
     Example:
         >>> sorted(check_experimental("norm_sums"))
         ['norm_sums']
     """
-    names = frozenset([names] if isinstance(names, str) else names)
-    for name in sorted(names.difference(EXPERIMENTAL)):
-        raise UnknownName("experimental", name, EXPERIMENTAL)
-    return names
+    given = [names] if isinstance(names, str) else names
+    if not isinstance(given, Collection):
+        raise InvalidArgument("experimental", names, f"a list of names out of {', '.join(EXPERIMENTAL)}")
+    for name in given:
+        if name not in EXPERIMENTAL:
+            raise UnknownName("experimental", name, EXPERIMENTAL)
+    return frozenset(given)
 
 
 def check_path(path: object, field: str = "path") -> None:

@@ -66,6 +66,9 @@ def test_experimental_kernels_are_known_by_name():
     work = Workload.of("mlp", V100, mode="training", dtype="float16")
     for names in (["norm_sums"], "norm_sums", {"norm_sums"}):
         assert attrs.evolve(work, experimental=names).experimental == {"norm_sums"}
-    for names in (["norm_sums", "norm_sum"], "norm_sum"):
+    for names in (["norm_sums", "norm_sum"], "norm_sum", [["norm_sums"]]):
         with pytest.raises(UnknownName, match="norm_sums"):
             attrs.evolve(work, experimental=names)
+    for value in (True, None):
+        with pytest.raises(InvalidArgument, match="a list of names out of norm_sums, space_to_depth"):
+            attrs.evolve(work, experimental=value)
