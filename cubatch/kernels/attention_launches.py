@@ -9,15 +9,25 @@ from __future__ import annotations
 
 import attrs
 
-from cubatch.hardware.facts import Device
+from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.kernels import variant
 from cubatch.kernels.cost_model import ATTEND_EFFICIENCY, HEADS_EFFICIENCY, NEWEST, lanes_clocks, tensor_clocks
-from cubatch.kernels.padding import stored_row
+from cubatch.kernels.padding import WIDEST_HEAD, stored_row
 from cubatch.kernels.variant import Kernel
-from cubatch.kernels.workspace.attention_scratch import HEADS_TILE, KEYS, QUERIES, WIDEST_HEAD, stores_weights
+from cubatch.kernels.workspace.attention_scratch import HEADS_TILE, KEYS, QUERIES, stores_weights
 from cubatch.kernels.workspace.misc import row_blocks
 from cubatch.network.layers import Attention
 from cubatch.network.passes import Pass
+
+_BY_SUMS = {
+    Pass.FPROP: [("attend_sums", 2, 4, 1)],
+    Pass.DGRAD: [("attend_queries", 3, 6, 2), ("attend_keys", 4, 6, 2)],
+}
+"""
+Launches of a pass that computes attention weights again: the kernel, products of a block, and what it moves.
+
+That is arrays of all heads' channels, such as queries, and float32 numbers per query.
+"""
 
 _STEP = 64
 """Step along gemm_k, and along heads' channels, of the kernels on tensor cores: TILE there."""
@@ -48,7 +58,7 @@ def on_tensor_cores(kernel: Kernel) -> bool:
 
 
 def launches(
-    layer: Attention, pass_: Pass, batch_size: int, dtype: str, device: Device, *, saves: bool
+    layer: Attention, pass_: Pass, batch_size: int, dtype: str, device: Device, *, saves: bool, by_sums: bool = False
 ) -> list[Launch]:
     """
     Return the kernel launches of a pass of attention between its projections, in their order.
@@ -56,6 +66,7 @@ def launches(
     Args:
         pass_: The pass; WGRAD has no such launches.
         saves: Whether the forward pass saves the weights, as in training.
+        by_sums: Whether it saves logarithms of sums instead, on a GPU that has kernels for that.
 
     Example:
         >>> v100 = Device(name="V100", compute_capability=(7, 0), num_sms=80)
@@ -84,22 +95,28 @@ def launches(
         name, blocks = variant.find(operation, stored).name, row_blocks(rows, tokens, device)
         return Launch(name, blocks, 0.0, 0, matrices * matrix)
 
-    if pass_ is Pass.WGRAD:
-        return []
+    def at_once(operation: str, products: int, arrays: int, numbers: int = 0) -> Launch:
+        """Return a launch of products of 64 queries a block with all keys, or reversed; arguments as in `_BY_SUMS`."""
+        blocks, kernel = count * -(-tokens // QUERIES), find(operation, stored, device)
+        # Values are padded to the widest head; on tensor cores queries and keys are too.
+        if on_tensor_cores(kernel):
+            clocks = tensor_clocks(blocks, QUERIES * -(-tokens // _STEP) * _STEP * products * WIDEST_HEAD, device)
+        else:
+            keys = -(-tokens // KEYS) * KEYS
+            clocks = lanes_clocks(blocks, QUERIES * keys * (width + WIDEST_HEAD), ATTEND_EFFICIENCY, device)
+        flops = products * 2 * count * tokens * tokens * width
+        moved = arrays * rows * width + numbers * rows * BYTES_PER_ELEMENT["float32"] // BYTES_PER_ELEMENT[stored]
+        return Launch(kernel.name, blocks, clocks, flops, moved, _rated(kernel))
+
+    if by_sums or pass_ is Pass.WGRAD:
+        return [at_once(*each) for each in _BY_SUMS.get(pass_, ())]
     scores, mixed = product("nt", tokens, width), product("nn", width, tokens)
     if pass_ is Pass.DGRAD:
         turned = product("tn", width, tokens)
         return [turned, scores, softmax("softmax_backward", 3), mixed, turned]
     if stores_weights(c, layer.heads, saves=saves):
         return [scores, softmax("softmax", 2), mixed]
-    blocks, kernel = count * -(-tokens // QUERIES), find("attend", stored, device)
-    # Values are padded to the widest head; on tensor cores queries and keys are too.
-    if on_tensor_cores(kernel):
-        clocks = tensor_clocks(blocks, QUERIES * -(-tokens // _STEP) * _STEP * 2 * WIDEST_HEAD, device)
-    else:
-        keys = -(-tokens // KEYS) * KEYS
-        clocks = lanes_clocks(blocks, QUERIES * keys * (width + WIDEST_HEAD), ATTEND_EFFICIENCY, device)
-    return [Launch(kernel.name, blocks, clocks, scores.flops + mixed.flops, 4 * rows * width, _rated(kernel))]
+    return [at_once("attend", 2, 4)]
 
 
 def _rated(kernel: Kernel) -> str:

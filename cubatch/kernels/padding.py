@@ -31,6 +31,9 @@ from cubatch.network.windows import Axis, ConvShape
 _COLOURS, _STORED = 3, 4
 _ROW_MULTIPLE = 8
 
+WIDEST_HEAD = 64
+"""Most channels of a head in the attend kernels: WIDTH there."""
+
 
 def stored_channels(channels: int) -> int:
     """
@@ -125,9 +128,11 @@ def stored_row(tokens: int) -> int:
     return -(-tokens // _ROW_MULTIPLE) * _ROW_MULTIPLE
 
 
-def stored_saved_elements(layer: Layer) -> dict[str, tuple[int, int]]:
+def stored_saved_elements(layer: Layer, *, by_sums: bool = False) -> dict[str, tuple[int, int]]:
     """
     Return the elements and bytes per element of each value that a layer saves, with padded attention weights.
+
+    With `by_sums` attention saves a float32 per query and head instead of weights, if its heads are narrow enough.
 
     Example:
         >>> from cubatch.network.layers import Attention
@@ -136,9 +141,11 @@ def stored_saved_elements(layer: Layer) -> dict[str, tuple[int, int]]:
     """
     saved = layer.saved_elements()
     if "weights" in saved:  # of attention
-        elements, itemsize = saved["weights"]
-        h, w, _ = layer.input_shape
-        saved["weights"] = (elements // (h * w) * stored_row(h * w), itemsize)
+        (elements, itemsize), (h, w, c) = saved["weights"], layer.input_shape
+        rows = elements // (h * w)
+        if by_sums and c * h * w <= WIDEST_HEAD * rows:
+            return {"qkv": saved["qkv"], "log_sums": (rows, BYTES_PER_ELEMENT["float32"]), "mixed": saved["mixed"]}
+        saved["weights"] = (rows * stored_row(h * w), itemsize)
     return saved
 
 

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: MIT
 //
 // attend — as attend.cu, on tensor cores: elements of 16 bits, from sm_80 on.
+// attend_sums — the same, and the logarithm of each query's sum of powers, from which attend_backward_mma.cu computes the
+//               weights again: training without stored weights.
+//
+//   log_sums[i] = log2 of the sum over j of exp(factor * q[i] . k[j])     of each head of each sample
 //
 // A block owns 64 queries of one head and steps over the keys by 64, whose tiles are loaded a step ahead.  A warp has 16
 // of the queries: its scores are the sums of one product and, exponentiated and rounded to 16 bits, where they are the
@@ -13,12 +17,11 @@
 //             float32
 #include "attention/tiles.cuh"
 
-constexpr float LOG2_E = 1.44269504f;
+constexpr int ARENA_BYTES = 5 * TILE_BYTES;  // queries, and twice keys and values
 
-CB_KERNEL(NUM_THREADS, 3)
-attend(const CB_ELEMENT* qkv, CB_ELEMENT* mixed, int tokens, int channels, int width, float factor) {
-  cb_dependent_launch();
-  CB_SHARED(u8, arena, 5 * TILE_BYTES);  // queries, and twice keys and values
+template <bool KEEPS_SUMS>
+CB_DEVICE void attend_tile(const CB_ELEMENT* qkv, CB_ELEMENT* mixed, float* log_sums, int tokens, int channels,
+                           int width, float factor, u8* arena) {
   const u32 tiles = (u32)((tokens + TILE - 1) / TILE);
   const i64 sample = cb_block_x() / tiles;
   const int first = (int)(cb_block_x() % tiles) * TILE, own = cb_warp() * GROUP;
@@ -105,10 +108,31 @@ attend(const CB_ELEMENT* qkv, CB_ELEMENT* mixed, int tokens, int channels, int w
   CB_UNROLL
   for (int half = 0; half < 2; ++half) {
     sum[half] += cb_shuffle_xor(sum[half], 1);
-    sum[half] = 1.0f / (sum[half] + cb_shuffle_xor(sum[half], 2));
+    sum[half] += cb_shuffle_xor(sum[half], 2);
+    if constexpr (KEEPS_SUMS) {
+      const int query = first + own + cb_lane() / 4 + half * 8;
+      const i64 row = (sample * (channels / width) + (int)cb_block_y()) * tokens + query;
+      if (cb_lane() % 4 == 0 && query < tokens) log_sums[row] = fmaf(top[half], scale, log2f(sum[half]));
+    }
+    sum[half] = 1.0f / sum[half];
   }
   put_sums(result, sum, own, arena);
   cb_sync();
   CB_ELEMENT* target = mixed + sample * tokens * channels + (int)cb_block_y() * width;
   store_tile(arena, Matrix<CB_ELEMENT>{target, channels, tokens, width}, first, 0);
+}
+
+CB_KERNEL(NUM_THREADS, 3)
+attend(const CB_ELEMENT* qkv, CB_ELEMENT* mixed, int tokens, int channels, int width, float factor) {
+  cb_dependent_launch();
+  CB_SHARED(u8, arena, ARENA_BYTES);
+  attend_tile<false>(qkv, mixed, nullptr, tokens, channels, width, factor, arena);
+}
+
+CB_KERNEL(NUM_THREADS, 3)
+attend_sums(const CB_ELEMENT* qkv, CB_ELEMENT* mixed, float* log_sums, int tokens, int channels, int width,
+            float factor) {
+  cb_dependent_launch();
+  CB_SHARED(u8, arena, ARENA_BYTES);
+  attend_tile<true>(qkv, mixed, log_sums, tokens, channels, width, factor, arena);
 }

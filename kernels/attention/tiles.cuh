@@ -18,6 +18,7 @@ constexpr int GROUPS = TILE / GROUP;
 constexpr int NUM_THREADS = 32 * GROUPS;
 constexpr int PIECE = 8, PIECES = TILE / PIECE;
 constexpr int ROW_BYTES = TILE * 2, TILE_BYTES = TILE * ROW_BYTES;
+constexpr float LOG2_E = 1.44269504f;
 static_assert(sizeof(CB_ELEMENT) == 2, "of 16 bits");
 
 // A matrix in global memory, from its first element on.

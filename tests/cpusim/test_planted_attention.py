@@ -1,8 +1,9 @@
 """
-The proof that the simulator finds bugs of padded rows: each is planted in kernels/attention or misc/softmax.cu itself.
+The proof that the simulator finds bugs of attention: each is planted in kernels/attention or misc/softmax.cu itself.
 
 A mutant is a copy of the sources with a line changed.  Rows end with padding of NaN, as attention's weights do: a
-kernel that reads it, writes it, or takes another stride must be seen.
+kernel that reads it, writes it, or takes another stride must be seen.  Kernels without stored weights run on scores so
+far below zero that padding, once it is exponentiated, is infinite.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import attrs
 import numpy as np
 import pytest
 
-from cubatch.engine.native import heads, losses
+from cubatch.engine.native import heads, losses, self_attention
 from cubatch.engine.native.context import Context
 from cubatch.hardware.facts import Device
 from cubatch.kernels import variant
@@ -30,6 +31,8 @@ TOKENS, WIDTH = 70, 8  # a tile of 64 and part of one; rows of 72 elements
 SOURCES = {
     "heads": ("attention/heads_mma.cu", "attention/tiles.cuh", "attention/product.cuh"),
     "softmax": ("misc/softmax.cu",),
+    "attend": ("attention/attend_backward_mma.cu", "attention/tiles.cuh"),
+    "attend_sums": ("attention/attend_mma.cu", "attention/tiles.cuh"),
 }
 
 
@@ -51,6 +54,16 @@ class Bug:
     file: str
     old: str
     new: str
+
+
+def in_queries(old, new):
+    """Give a bug of the gradients of queries, by a kernel that computes weights again."""
+    return Bug("attend_queries", "attend_backward_mma.cu", old, new)
+
+
+def in_keys(old, new):
+    """Give a bug of the gradients of keys and values."""
+    return Bug("attend_keys", "attend_backward_mma.cu", old, new)
 
 
 BUGS = {
@@ -82,26 +95,42 @@ BUGS = {
     "padding is taken for gradients": Bug(
         "softmax_backward", "softmax.cu", f"{EACH_ROW}errors", f"{EACH_ROW}errors".replace("classes", "classes + 1")
     ),
+    "sums of scores without their factor": Bug("attend_sums", "attend_mma.cu", "half], scale, log", "half], 1.0f, log"),
+    "sums stored by idle rows": Bug("attend_sums", "attend_mma.cu", "== 0 && query < tokens", "== 0"),
+    "padding is exponentiated": in_queries("OF_KEYS || other < rest", "OF_KEYS || other <= rest"),
+    "last keys are left out": in_queries("begin >= rest", "begin + GROUP > rest"),
+    "last queries are left out": in_queries("first + own < tokens", "first + own + GROUP < tokens"),
+    "mean of half a row": in_queries("mean[half] += cb_shuffle_xor(mean[half], 2);", ""),
+    "tiles are loaded before others are read": in_queries("cb_sync();  // what was read", "// what was read"),
+    "scores without their factor": in_keys("scale = at.factor * LOG2_E", "scale = LOG2_E"),
+    "mean is added": in_keys("(slope[i] - (OF_KEYS", "(slope[i] + (OF_KEYS"),
+    "gradient of keys without its factor": in_keys("{at.factor, at.factor}", "{1.0f, 1.0f}"),
+    "keys and values in another order": in_keys("at.part(dqkv, sample, 3, 2)", "at.part(dqkv, sample, 3, 1)"),
+    "sums of the step before": in_keys("numbers = of_step + step % 2 * 2 * TILE", "numbers = of_step"),
 }  # fmt: skip
-OPERATIONS = ("heads_nt", "heads_nn", "heads_tn", "softmax", "softmax_backward")
+OPERATIONS = (
+    "heads_nt", "heads_nn", "heads_tn", "softmax", "softmax_backward", "attend_sums", "attend_queries", "attend_keys"
+)  # fmt: skip
 
 
 def mutant(operation, bug=None):
     """Give a kernel of 16 bits, from its source with a bug or as it is."""
-    found, (kind, _, _) = variant.find(operation, "float16", arch=80), operation.partition("_")
+    found = variant.find(operation, "float16", arch=80)
+    kind = operation if operation in SOURCES else operation.partition("_")[0]
     paths, changes = [KERNELS / path for path in SOURCES[kind]], [(bug.file, bug.old, bug.new)] if bug else []
     return planting.mutant(f"attention {kind}", found, paths, changes)
 
 
 class Changed(Simulator):
-    """Launches a kernel instead of the requested one."""
+    """Launches a kernel instead of the one of its operation."""
 
-    kernel = None
+    kernel, was_bound = None, False
 
     def bind(self, kernel, grid, arguments):
-        """Bind the changed kernel."""
-        assert kernel.operation == self.kernel.operation
-        return super().bind(self.kernel, grid, arguments)
+        """Bind the changed kernel, or another as it is."""
+        is_changed = kernel.operation == self.kernel.operation
+        self.was_bound = self.was_bound or is_changed
+        return super().bind(self.kernel if is_changed else kernel, grid, arguments)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -118,10 +147,32 @@ def padded(array):
     return rows
 
 
-def outcome(operation, kernel):
+def attended(context, random):
+    """Logarithms of sums and gradients of queries, keys and values in one row, what they should be, and a bound."""
+    values = random.uniform(-1, 1, (3, 2, TOKENS, WIDTH))  # of two heads
+    values[:2] = values[:2] * 0.5 + np.array([-6, 6.5]).reshape(2, 1, 1, 1)
+    (q, k, v), dmixed = values.astype(np.float16), random.uniform(-1, 1, (2, TOKENS, WIDTH)).astype(np.float16)
+    beside = [array.transpose(1, 0, 2).reshape(1, TOKENS, -1) for array in (q, k, v, dmixed)]
+    qkv, mixed = np.concatenate(beside[:3], axis=-1), np.full_like(beside[3], np.nan)
+    out, (log_sums, means) = np.full_like(qkv, np.nan), np.full((2, 1, 2, TOKENS), np.nan, np.float32)
+    self_attention.attend(context, qkv, heads=2, out=mixed, log_sums=log_sums)
+    self_attention.attend_backward(context, qkv, mixed, beside[3], log_sums, heads=2, means=means, out=out)
+    q, k, v, owed = (array.astype(float) for array in (q, k, v, dmixed))
+    powers = np.exp(WIDTH**-0.5 * q @ k.swapaxes(1, 2))
+    weights, sums = powers / powers.sum(axis=-1, keepdims=True), np.log2(powers.sum(axis=-1))
+    slopes = owed @ v.swapaxes(1, 2)
+    slopes = WIDTH**-0.5 * weights * (slopes - (slopes * weights).sum(axis=-1, keepdims=True))
+    want = slopes @ k, slopes.swapaxes(1, 2) @ q, weights.swapaxes(1, 2) @ owed
+    got = out.reshape(TOKENS, 3, 2, WIDTH).transpose(1, 2, 0, 3).astype(float)
+    pairs = [*zip(got, want, strict=True), (log_sums[0], sums)]
+    got, want = (np.concatenate([pair[i].ravel() / abs(pair[1]).max() for pair in pairs]) for i in range(2))
+    return got, want, 2.0**-5
+
+
+def outcome(operation, kernel, copies="late"):
     """Run a kernel on padded rows: "right", WRONG, or the error.  Products are of integers, whose sums are exact."""
     random = np.random.default_rng(3)
-    simulator = Changed(80, seed=3)
+    simulator = Changed(80, seed=3, copies=copies)
     simulator.kernel = kernel
     context = Context(device=A100, launcher=simulator, chooser=lambda *_: SplitKernel(kernel))
     weights = random.integers(-2, 3, (1, 2, TOKENS, TOKENS)).astype(np.float16)
@@ -142,6 +193,8 @@ def outcome(operation, kernel):
             got, powers, bound = padded(weights), np.exp(weights.astype(float)), 2.0**-10
             want = powers / powers.sum(axis=-1, keepdims=True)
             losses.softmax_rows(context, got, TOKENS, out=got)
+        elif operation.startswith("attend"):
+            got, want, bound = attended(context, random)
         else:
             got, y, bound = padded(weights), (weights + np.float16(2)) / np.float16(256), 2.0**-6
             dy = weights.astype(float)
@@ -149,6 +202,7 @@ def outcome(operation, kernel):
             losses.softmax_rows_backward(context, got, padded(y), TOKENS, out=got)
     except SimulationError as error:
         return str(error)
+    assert simulator.was_bound
     columns = want.shape[-1]
     right = (abs(got[..., :columns] - want) <= bound * abs(want).max()).all() and np.isnan(got[..., columns:]).all()
     return "right" if right else WRONG
@@ -157,11 +211,12 @@ def outcome(operation, kernel):
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_the_kernel_as_it_is_passes(operation):
     """Results are right, and what lies behind the rows is still NaN."""
-    assert outcome(operation, mutant(operation)) == "right"
+    assert all(outcome(operation, mutant(operation), copies) == "right" for copies in ("late", "early"))
 
 
 @pytest.mark.parametrize("name", BUGS)
 def test_the_bug_is_caught(name):
     """A wrong result, padding that was written, or an error that says where it happened."""
     bug = BUGS[name]
-    assert outcome(bug.operation, mutant(bug.operation, bug)) != "right"
+    kernel = mutant(bug.operation, bug)
+    assert any(outcome(bug.operation, kernel, copies) != "right" for copies in ("late", "early"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
-from cubatch.kernels.padding import stored_row
+from cubatch.kernels.padding import WIDEST_HEAD, stored_row
 from cubatch.kernels.workspace.product_scratch import linear_workspace
 from cubatch.network.passes import Pass
 
@@ -15,11 +15,27 @@ HEADS_TILE = 64
 QUERIES, KEYS = 64, 32
 """Queries of a block of kernels/attention/attend.cu and attend_mma.cu; keys of a step of attend.cu."""
 
-WIDEST_HEAD = 64
-"""Most channels of a head in the attend kernels: WIDTH there."""
-
 Extents = tuple[int, int, int]
 """Samples, tokens of a sample, channels."""
+
+
+_FIRST_BY_SUMS = 8, 0
+
+
+def runnable(experimental: frozenset[str], dtype: str, device: Device) -> frozenset[str]:
+    """
+    Return the names of `experimental` of `Model` without those that have no kernels for a dtype on a device.
+
+    Attention that stores logarithms of sums needs elements of 16 bits and a GPU of sm_80 or newer.
+
+    Example:
+        >>> ampere, volta = (Device(name="card", compute_capability=(major, 0)) for major in (8, 7))
+        >>> [sorted(runnable(frozenset({"flash_attention"}), "float16", device)) for device in (ampere, volta)]
+        [['flash_attention'], []]
+    """
+    is_narrow = BYTES_PER_ELEMENT[dtype] < BYTES_PER_ELEMENT["float32"]
+    has_kernels = is_narrow and (device.compute_capability or _FIRST_BY_SUMS) >= _FIRST_BY_SUMS
+    return experimental if has_kernels else experimental - {"flash_attention"}
 
 
 def stores_weights(c: int, heads: int, *, saves: bool) -> bool:
@@ -27,19 +43,20 @@ def stores_weights(c: int, heads: int, *, saves: bool) -> bool:
     return saves or c // heads > WIDEST_HEAD
 
 
-def saved_bytes(extents: Extents, heads: int, dtype: str) -> tuple[int, int, int]:
+def saved_bytes(extents: Extents, heads: int, dtype: str, *, by_sums: bool = False) -> tuple[int, int, int]:
     """
     Return the bytes of queries, keys and values; of weights; and of weighted sums of values, each aligned.
 
-    Rows of weights have `padding.stored_row` elements.
+    Rows of weights have `padding.stored_row` elements. With `by_sums` there is a float32 per query and head instead.
 
     Example:
         >>> saved_bytes((1, 5, 12), 2, "float16")
         (384, 192, 128)
     """
     n, t, c = extents
-    elements = n * t * 3 * c, n * heads * t * stored_row(t), n * t * c
-    queries, weights, mixed = (-(-BYTES_PER_ELEMENT[dtype] * count // _ALIGNMENT) * _ALIGNMENT for count in elements)
+    row = BYTES_PER_ELEMENT["float32"] if by_sums else stored_row(t) * BYTES_PER_ELEMENT[dtype]
+    sizes = n * t * 3 * c * BYTES_PER_ELEMENT[dtype], n * heads * t * row, n * t * c * BYTES_PER_ELEMENT[dtype]
+    queries, weights, mixed = (-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
     return queries, weights, mixed
 
 
@@ -50,10 +67,16 @@ def attention_workspace(extents: Extents, heads: int, dtype: str, device: Device
     return linear if saves else linear + queries + mixed + weights * stores_weights(extents[2], heads, saves=saves)
 
 
-def attention_backward_workspace(extents: Extents, heads: int, dtype: str, device: Device) -> int:
-    """Return the bytes of scratch memory of attention's gradients: for its projections and all values between them."""
+def attention_backward_workspace(
+    extents: Extents, heads: int, dtype: str, device: Device, *, by_sums: bool = False
+) -> int:
+    """
+    Return the bytes of scratch memory of attention's gradients: for its projections and all values between them.
+
+    `by_sums` is whether the forward pass stored logarithms of sums instead of weights.
+    """
     linear = _projections_workspace((Pass.WGRAD, Pass.DGRAD), extents, dtype, device)
-    return linear + sum(saved_bytes(extents, heads, dtype))
+    return linear + sum(saved_bytes(extents, heads, dtype, by_sums=by_sums))
 
 
 def _projections_workspace(passes: tuple[Pass, ...], extents: Extents, dtype: str, device: Device) -> int:
