@@ -25,7 +25,7 @@ from cubatch.network.layer import Layer
 
 Work = Callable[[], object]
 
-_SAVED = ("qkv", "weights", "mixed")
+_SAVED = ("qkv", "weights", "log_sums", "mixed")  # of attention, with either weights or sums
 
 
 @attrs.frozen(eq=False)
@@ -226,9 +226,9 @@ def _dropout(at: Bound) -> dict[str, Any]:
 
 
 def _attention(at: Bound) -> dict[str, Any]:
-    if at.op.kind == "forward":
-        return {"keep": [at.writes[role] for role in _SAVED] if at.training else None}
-    return {"saved": [at.reads[role] for role in _SAVED]}
+    held = at.writes if at.op.kind == "forward" else at.reads
+    saved = [held[role] for role in _SAVED if role in held]
+    return {"keep": saved if at.training else None} if at.op.kind == "forward" else {"saved": saved}
 
 
 NO_OPERATION = Ops()

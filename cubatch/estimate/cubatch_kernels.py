@@ -62,7 +62,8 @@ def pass_seconds(
     # statistics of the batch
     saves: bool = False,
     # whether a product also computes the sums of a batch norm next to it, or a batch norm does not. A kernel sums each
-    # tile while it stores it, and a launch or two add up the tiles. If the kernel cannot, those of the norm follow
+    # tile while it stores it, and a launch or two add up the tiles. If the kernel cannot, those of the norm follow. Of
+    # attention: whether logarithms of sums are saved instead of weights
     summed: bool = False,
 ) -> tuple[Array, tuple[str, ...], Array]:
     """
@@ -96,7 +97,9 @@ def pass_seconds(
         raise InvalidArgument("device", str(device), "a GPU whose boost clock and bandwidth are known")
     if isinstance(layer, Attention):  # has launches between its products
         scales = {"compute": compute, "memory": memory}
-        return _attention_seconds(layer, pass_, batch_sizes, device, dtype, saves=saves, more=more, **scales)
+        return _attention_seconds(
+            layer, pass_, batch_sizes, device, dtype, saves=saves, by_sums=summed, more=more, **scales
+        )
     seconds, names, grids = [], [], []
     for n in batch_sizes:
         product = counted(layer, pass_, n, device, dtype)
@@ -208,6 +211,7 @@ def _attention_seconds(
     dtype: str,
     *,
     saves: bool,
+    by_sums: bool,
     more: int,
     compute: float,
     memory: float,
@@ -226,7 +230,7 @@ def _attention_seconds(
     seconds, names, grids = [], [], []
     for place, n in enumerate(batch_sizes):
         parts = [(float(times[place]), kernels[place], int(blocks[place])) for times, kernels, blocks in projected]
-        for launch in attention_launches.launches(layer, pass_, n, dtype, device, saves=saves):
+        for launch in attention_launches.launches(layer, pass_, n, dtype, device, saves=saves, by_sums=by_sums):
             peak = device_arithmetic.peak_flops_per_second(device, launch.rated) or math.inf
             times, share = _measured(device, launch.family) if launch.family else (1.0, 1.0)
             arithmetic = compute * times * max(launch.clocks / clocks_per_second, launch.flops / peak)

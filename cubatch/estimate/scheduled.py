@@ -30,7 +30,9 @@ class Scheduled:
     # does not run, it moves only these
     more: int
     computed: Layer | None = None  # the layer that kernels compute instead of the node's, see `Op`; None: the node's
-    summed: bool = False  # whether a product's pass also computes the sums of a batch norm, or a norm's pass does not
+    # whether a product's pass also computes the sums of a batch norm, or a norm's pass does not, or attention's passes
+    # share logarithms of sums instead of weights
+    summed: bool = False
 
     @property
     def layer(self) -> Layer:
@@ -81,7 +83,7 @@ def scheduled_passes(
 
 
 def _shares_sums(op: Op, pass_: Pass) -> bool:
-    """Return whether a product's pass computes a batch norm's sums, or they are computed for this pass of a norm."""
-    if op.summed is not None:
+    """Return `Scheduled.summed` of a pass of an operation."""
+    if op.summed is not None or "log_sums" in op.reads | op.writes:
         return pass_ is not Pass.WGRAD
     return "means" in op.reads or (op.kind == "forward" and "statistics" in op.reads)

@@ -27,6 +27,7 @@ from cubatch.estimate.vendor.vendor_calls import Call
 from cubatch.estimate.vendor.vendor_model import framework_sd, vendor_parts
 from cubatch.hardware.arithmetic import has_tensor_cores, peak_flops_per_second
 from cubatch.hardware.facts import Device
+from cubatch.kernels.workspace.attention_scratch import runnable
 from cubatch.network.graph import Spec, layer_passes
 from cubatch.network.layer import Layer, extents
 from cubatch.network.passes import Pass
@@ -83,7 +84,8 @@ def predict_step(
         raise InvalidArgument("device", str(device), "a GPU whose peak_bytes_per_second is known")
     if has_tensor_cores(device, dtype) is None:
         raise InvalidArgument("device", str(device), f"a GPU of which is known whether its Tensor Cores take {dtype}")
-    scales, passes = scales or Scales(), scheduled_passes(spec, mode, "cubatch", check_experimental(experimental))
+    names = runnable(check_experimental(experimental), dtype, device)
+    scales, passes = scales or Scales(), scheduled_passes(spec, mode, "cubatch", names)
     if library != "cubatch":  # each layer is a separate call
         passes = tuple(Scheduled(node, pass_, runs=True, more=0) for node, pass_ in layer_passes(spec, mode))
     distinct: dict[Work, int] = {}

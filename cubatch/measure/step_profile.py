@@ -30,7 +30,7 @@ from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.measure import clocks, kernel_context, tracing
 from cubatch.measure.profile_records import CAUSES, OVERHEAD, LayerTime, StepProfile
 from cubatch.measure.tracing import COPIES, ELEMENTWISE, PRODUCTS, WAITING, Call
-from cubatch.memory.plan import schedule_of
+from cubatch.memory.plan import schedule_for
 from cubatch.memory.schedule_records import Op
 from cubatch.network.models import SpecLike
 from cubatch.network.passes import Pass
@@ -125,7 +125,7 @@ def _model(work: Workload, seed: int) -> Model:
 
 
 def _operations(work: Workload) -> tuple[Op, ...]:
-    return schedule_of(work.spec, work.mode, work.recompute, work.library, work.experimental).ops
+    return schedule_for(work).ops
 
 
 Key = tuple[int | None, str]

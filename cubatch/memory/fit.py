@@ -8,7 +8,7 @@ from cubatch.checks import MAX_BATCH_SIZE, check_batch_size
 from cubatch.errors import DoesNotFit, InvalidArgument
 from cubatch.hardware import memory_limit as hardware_memory
 from cubatch.hardware.facts import Device
-from cubatch.memory.plan import buffer_sizes, bytes_alive, fixed_bytes, plan, schedule_of, shards
+from cubatch.memory.plan import buffer_sizes, bytes_alive, fixed_bytes, plan, schedule_for, shards
 from cubatch.units import parse_bytes
 from cubatch.workload import Workload, accumulating, divisors
 
@@ -38,7 +38,7 @@ def largest(work: Workload, limit: int, target: int | None = None) -> int:
     """
     if target is not None:
         return cuts(work, target, limit)[-1]
-    program = schedule_of(work.spec, work.mode, work.recompute, work.library, work.experimental)
+    program = schedule_for(work)
 
     def bound(size: int) -> int:
         members, shard = shards(program, size, work.device)

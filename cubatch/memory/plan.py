@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
+from cubatch.kernels.workspace.attention_scratch import runnable
 from cubatch.memory import workspace
 from cubatch.memory.schedule import schedule
 from cubatch.memory.schedule_records import FLOAT32_BYTES, LOSS_SCALE_BYTES, Buffer, Op, Schedule
@@ -104,6 +105,12 @@ def schedule_of(
     return schedule(spec, mode, recompute=recompute, library=library, experimental=experimental)
 
 
+def schedule_for(work: Workload) -> Schedule:
+    """Return the schedule of a workload, with those of its experimental kernels that its device has."""
+    names = runnable(work.experimental, work.dtype, work.device)
+    return schedule_of(work.spec, work.mode, work.recompute, work.library, names)
+
+
 def plan(work: Workload, batch_size: int) -> Plan:
     """
     Return the memory plan of one step: no two buffers that are alive at the same time overlap.
@@ -111,7 +118,7 @@ def plan(work: Workload, batch_size: int) -> Plan:
     The largest buffers are placed first, each at the lowest offset that is free during its lifetime.  This is greedy by
     size: Pisarchyk and Lee, 2020, arXiv:2001.03288.
     """
-    program = schedule_of(work.spec, work.mode, work.recompute, work.library, work.experimental)
+    program = schedule_for(work)
     members, shard = shards(program, batch_size, work.device)
     sizes = buffer_sizes(program, shard, work.dtype, work.device, work.library).tolist()
     offsets, arena = _place(sizes, program.lifetimes.tolist())

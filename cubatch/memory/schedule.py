@@ -24,6 +24,9 @@ With "norm_sums" in `experimental`, products also compute the sums over the batc
 product whose result a norm reads computes that norm's statistics.  A product that makes the gradient of a norm's result
 computes the gradients of the norm's parameters.  Each such norm has one pass over its arrays then, instead of two.
 
+With "flash_attention" attention saves the logarithm of the sum of each query's exponentials instead of its weights.
+Its backward operation computes them again.
+
 With "space_to_depth" the batch is stored in patches of the first convolution's stride: see `kernels.padding`.
 """
 
@@ -58,7 +61,7 @@ def schedule(
             have equal size, their number is about the square root of the layers (Chen et al., 2016, arXiv:1604.06174).
         library: For "cubatch" the batch has the shape `stored_input_shape` and saved values `stored_saved_elements`,
             and batch norms compute activations.
-        experimental: For "cubatch", names of `experimental` of `Model`.
+        experimental: For "cubatch", names of `experimental` of `Model` that are `runnable` on the device.
 
     Returns:
         Schedule: Operations and buffers, valid for every batch size.
@@ -71,6 +74,7 @@ def schedule(
     is_cut = "space_to_depth" in experimental and pads and not (writer.single and writer.training)
     writer.patches = input_patches(network, space_to_depth=is_cut)
     writer.sums = "norm_sums" in experimental and pads and writer.training
+    writer.by_sums = "flash_attention" in experimental
     cuts = writer.cuts() if recompute and mode == "training" else [len(network.nodes)]
     values = writer.inputs(stored_input_shape(network, writer.patches) if pads else network.input_shape)
     for node in network.nodes:
@@ -119,7 +123,7 @@ class _Writer:
         self.undone: dict[str, Node] = {}
         # By batch norm: buffer of the gradient of a global pool of its result, which its backward operation adds.
         self.spread: dict[str, int] = {}
-        self.sums = False
+        self.sums = self.by_sums = False
         self.patches = input_patches(network)
 
     def buffer(self, buffer: Buffer) -> int:
@@ -177,7 +181,9 @@ class _Writer:
         new = Buffer(name, "activations", node.name, layer.output_shape)
         writes = {"y": self.buffer(new) if target is None else values[target]}
         if self.training:
-            elements = stored_saved_elements(layer) if self.pads else layer.saved_elements()
+            elements = layer.saved_elements()
+            if self.pads:
+                elements = stored_saved_elements(layer, by_sums=self.by_sums)
             saved = {
                 role: self.buffer(Buffer(f"{node.name}.{role}", "activations", node.name, (count,), itemsize))
                 for role, (count, itemsize) in elements.items()

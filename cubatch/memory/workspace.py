@@ -40,7 +40,8 @@ def kernel_workspace_bytes(op: Op, program: Schedule, samples: int, dtype: str, 
         InvalidArgument: If the device's SMs or compute capability are unknown.
     """
     if op.layer is not None:
-        own = _layer_bytes(extents(op.layer), _pass(op, program), samples, dtype, device)
+        kind = "backward by sums" if "log_sums" in op.reads else _pass(op, program)
+        own = _layer_bytes(extents(op.layer), kind, samples, dtype, device)
         if op.computed is not None and (shape := op.computed.convolution) is not None:
             own += filter_bytes(shape, dtype)
         if op.summed is None:
@@ -118,7 +119,8 @@ class Row:
     # also by `Op.ending`. The pass is "forward" or "backward", or "inference" for a forward pass that saves less than
     # in training
     im2col: Callable[..., Scratch]
-    # bytes of cubatch kernels by layer, pass, samples, dtype and device
+    # bytes of cubatch kernels by layer, pass, samples, dtype and device. The pass may also be "backward by sums": the
+    # gradients of attention whose weights are not stored
     kernels: Callable[[Any, str, int, str, Device], int]
 
 
@@ -235,8 +237,8 @@ def _tokens_bytes(layer: layers.Tokens, kind: str, samples: int, dtype: str, dev
 def _attention_bytes(layer: layers.Attention, kind: str, samples: int, dtype: str, device: Device) -> int:
     h, w, c = layer.input_shape
     shape = (samples, h * w, c), layer.heads, dtype, device
-    if kind == "backward":
-        return attention_scratch.attention_backward_workspace(*shape)
+    if kind.startswith("backward"):
+        return attention_scratch.attention_backward_workspace(*shape, by_sums=kind != "backward")
     return attention_scratch.attention_workspace(*shape, saves=kind == "forward")
 
 

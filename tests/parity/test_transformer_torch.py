@@ -10,15 +10,13 @@ from cubatch.engine.network import Model
 from cubatch.hardware import probe
 from cubatch.network.graph import Network
 from cubatch.network.layers import GELU, Add, Conv2d, Flatten, LayerNorm, LayerScale, Linear
-from cubatch.network.sketches.sketch import Sketch
-from cubatch.network.sketches.transformers import vision_transformer
+from tests.parity.small_deit import deit, deit_forward
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
 torch.set_num_threads(1)  # networks this small wait for threads longer than they compute
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-11}  # float64: a few hundred roundings of sums of at most some hundred terms
-HEADS, DEPTH = 3, 2
 
 
 def double(array):
@@ -54,35 +52,6 @@ def test_layer_norm_in_float32_loses_no_more_than_pytorch(ratio):
 
 
 # --- networks ----------------------------------------------------------------------------------------------------
-
-
-def deit():
-    """`deit-tiny` with 2 blocks instead of 12, 16 channels a head, on images of 48 x 48: 10 tokens."""
-    net = Sketch((48, 48, 3), "small-deit", 10)
-    vision_transformer(net, HEADS * 16, HEADS, DEPTH)
-    return Network(input_shape=net.shape, layers=net.layers, name=net.name)
-
-
-def deit_forward(x, p):
-    """A vision transformer as DeiT has it, by PyTorch's functions; x is (n, c, h, w)."""
-
-    def norm(name, x):
-        return F.layer_norm(x, x.shape[-1:], p[name, "gamma"], p[name, "beta"], 1e-6)
-
-    def linear(name, x, kind=""):
-        suffix = f"_{kind}" if kind else ""
-        return F.linear(x, p[name, f"w{suffix}"], p[name, f"b{suffix}"])
-
-    x = F.conv2d(x, p["patch_embed", "w"], p["patch_embed", "b"], stride=16).flatten(2).transpose(1, 2)
-    x = torch.cat([p["tokens", "token"].expand(len(x), 1, -1), x], 1) + p["tokens", "position"]
-    for i in range(DEPTH):
-        block = f"blocks.{i}"
-        qkv = linear(f"{block}.attn", norm(f"{block}.norm1", x), "in")
-        q, k, v = qkv.unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-        x = x + linear(f"{block}.attn", mixed, "out")
-        x = x + linear(f"{block}.mlp.fc2", F.gelu(linear(f"{block}.mlp.fc1", norm(f"{block}.norm2", x))))
-    return linear("head", norm("norm", x)[:, 0])
 
 
 def convnext_block():

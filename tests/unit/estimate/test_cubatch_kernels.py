@@ -279,6 +279,22 @@ def test_on_tensor_cores_attention_has_their_rate():
     assert kernel == "attend_f16_attention_mma"
 
 
+def test_gradients_without_stored_weights_take_seven_products_at_the_rate_of_attention():
+    """As before, 3 products of 64 x 256 x 64 a block for queries and 4 for keys, at the efficiency measured forward."""
+    h200, layer = catalogue.find("h200-sxm"), Attention(h=197, w=1, c=32, heads=1)
+    linear = sum(
+        pass_seconds(Linear(h=197, w=1, c=32, k=k), Pass.DGRAD, [132], h200, "float16")[0][0] for k in (96, 32)
+    )
+    products = 64 * 256 * 64 / 1270 / cost_model.ATTENTION_MMA_EFFICIENCY
+    clocks = 4 * (7 * products + 2 * cost_model._BLOCK_CLOCKS)
+    seconds, kernels, _ = pass_seconds(layer, Pass.DGRAD, [132], h200, "float16", saves=True, summed=True)
+    assert seconds[0] == pytest.approx(linear + clocks / h200.clock_hz + 2 * LAUNCH_SECONDS)
+    assert kernels == ("attend_keys_f16_attention_mma",)
+    forward, kernels, _ = pass_seconds(layer, Pass.FPROP, [132], h200, "float16", saves=True, summed=True)
+    assert forward == pytest.approx(pass_seconds(layer, Pass.FPROP, [132], h200, "float16")[0])
+    assert kernels == ("attend_sums_f16_attention_mma",)
+
+
 def test_attention_is_the_sum_of_its_launches():
     """
     80 samples of 256 tokens in one head of 64 channels on 80 SMs of 64 lanes, counted out by hand.

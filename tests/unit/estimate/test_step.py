@@ -348,3 +348,24 @@ def test_a_batch_in_patches_is_predicted_by_the_kernels_over_patches():
     for one, other in pairs:
         assert "hopper" in other.algorithms[0]
         assert other.seconds[0] < 0.5 * one.seconds[0]
+
+
+@pytest.mark.parametrize(("slug", "dtype", "changes"), [
+    ("h200-sxm", "float16", True), ("h200-sxm", "tf32", False), ("v100-sxm2-16gb", "float16", False),
+])  # fmt: skip
+def test_attention_without_stored_weights_is_predicted_where_it_runs(slug, dtype, changes):
+    """Of `deit-tiny` attention alone changes, forward and in the input's gradient, and takes less time."""
+    network, facts = models.build("deit-tiny"), {"mode": "training", "dtype": dtype, "library": "cubatch"}
+    plain, again = (
+        predict_step(network, [64], find(slug), experimental=names, **facts) for names in ([], ["flash_attention"])
+    )
+    pairs = [
+        (one, other)
+        for one, other in zip(plain.passes, again.passes, strict=True)
+        if one.seconds[0] != other.seconds[0]
+    ]
+    assert len(pairs) == 2 * 12 * changes
+    for one, other in pairs:
+        assert one.layer.endswith("attn")
+        assert other.algorithms[0].startswith("attend_")
+        assert other.seconds[0] < 0.7 * one.seconds[0]

@@ -431,6 +431,25 @@ def test_rows_of_attention_weights_are_padded_for_our_kernels_only() -> None:
     assert (3 * 197 * 197,) in shapes["im2col"] - shapes["cubatch"]
 
 
+@pytest.mark.parametrize(("heads", "library", "stored"), [
+    (3, "cubatch", (3 * 197,)), (2, "cubatch", (2 * 197 * 200,)), (3, "im2col", (3 * 197 * 197,)),
+])  # fmt: skip
+def test_attention_stores_sums_instead_of_weights_of_narrow_heads(
+    heads: int, library: str, stored: tuple[int, ...]
+) -> None:
+    """By hand: 197 tokens; heads of 64 channels store a float32 per query, and of 96 weights, as an array library."""
+    layer = Attention(h=197, w=1, c=192, heads=heads)
+    program = schedule(layer, "training", library=library, experimental={"flash_attention"})
+    forward, backward = program.ops[0], program.ops[-2]
+    (role,) = forward.writes.keys() - {"y", "qkv", "mixed"}
+    buffer = program.buffers[forward.writes[role]]
+    assert (role, buffer.shape, buffer.itemsize) in {("log_sums", stored, 4), ("weights", stored, 0)}
+    assert (role == "log_sums") == (library == "cubatch" and heads == 3)
+    assert backward.reads[role] == forward.writes[role]
+    inference = schedule(layer, "inference", library=library, experimental={"flash_attention"})
+    assert all(set(op.writes) == {"y"} for op in inference.ops)
+
+
 @pytest.mark.parametrize(("mode", "stored"), [("inference", (115, 115, 16)), ("training", (224, 224, 4))])
 def test_a_layer_on_its_own_computes_the_gradient_of_a_batch_as_it_is(mode: str, stored: tuple[int, int, int]) -> None:
     """Without a gradient the batch is cut into patches of 2 x 2 pixels."""

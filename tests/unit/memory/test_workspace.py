@@ -12,12 +12,13 @@ from cubatch.hardware.facts import Device
 from cubatch.kernels import problem as problems
 from cubatch.kernels.ranking import other_slices, ranked, slices
 from cubatch.memory import workspace
-from cubatch.memory.plan import buffer_sizes
+from cubatch.memory.plan import buffer_sizes, plan
 from cubatch.memory.schedule import schedule
 from cubatch.network import layers, models
 from cubatch.network.graph import Network
 from cubatch.network.layer import extents
 from cubatch.network.passes import Pass
+from cubatch.workload import Workload
 
 V100, A100 = catalogue.find("v100-sxm2-16gb"), catalogue.find("a100-sxm4-40gb")
 LAYERS = [
@@ -75,6 +76,24 @@ def test_attention_never_needs_less_for_a_larger_batch_and_less_where_it_keeps(
     elements = batch_size * tokens * (4 * heads * width + heads * row * (width > 64))
     between = alone - small["forward"] - elements * (4 if dtype == "float32" else 2)
     assert 0 <= between < 3 * 64  # each of the three in whole units of alignment
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "runs"), [("float16", A100, True), ("float16", V100, False), ("tf32", A100, False)]
+)
+def test_gradients_of_attention_without_stored_weights_need_a_number_per_query_instead(dtype, device, runs):
+    """The plan has them where the kernels run: 6 heads of 197 tokens, rows of 200 elements."""
+    layer, n = layers.Attention(h=197, w=1, c=384, heads=6), 5
+    kept, again = (
+        plan(attrs.evolve(Workload.of(layer, device, mode="training", dtype=dtype), experimental=names), n)
+        for names in ([], ["flash_attention"])
+    )
+    sizes = [
+        next(each.sizes[op.workspace] for op in each.schedule.ops if op.kind == "backward") for each in (kept, again)
+    ]
+    saving = n * 6 * 197 * (200 * 2 - 4)
+    assert sizes[0] - sizes[1] == pytest.approx(runs * saving, abs=256)  # sizes are aligned
+    assert (again.total < kept.total) == runs
 
 
 @given(
