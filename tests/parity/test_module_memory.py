@@ -11,10 +11,11 @@ import cubatch as cb
 torch = pytest.importorskip("torch")
 
 from cubatch.errors import OverLimit  # noqa: E402
-from cubatch.frameworks import heap, module_runner  # noqa: E402
+from cubatch.frameworks import heap, module_runner, torch_module  # noqa: E402
 from cubatch.frameworks.memory_meter import HostMeter  # noqa: E402
 from cubatch.frameworks.torch_memory import num_bytes  # noqa: E402
 from cubatch.frameworks.torch_module import TorchModule  # noqa: E402
+from cubatch.hardware.memory_limit import MemoryLimit  # noqa: E402
 
 nn = torch.nn
 MIB = 2**20
@@ -203,6 +204,17 @@ def test_all_steps_but_first_ones_meet_the_same_bounds(monkeypatch, malloc_is_no
 def runner_of(module, limit):
     subject = TorchModule(module, SHAPE, mode="inference")
     return subject.ready().runner(limit, 0)
+
+
+def test_ranks_share_what_a_copy_of_their_parameters_leaves(monkeypatch):
+    """Each of three may take a third of the free memory, and what its module holds already."""
+    monkeypatch.setattr(torch_module.hardware_memory, "memory_limit", lambda _: MemoryLimit(900, 900, ""))
+    with TorchModule(nn.Linear(64, 64), (64,), mode="inference") as subject:
+        assert subject.put_aside(None, 2**20) == 900 + subject.held_bytes
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
+        assert subject.put_aside(None, 2**20) == 300 + subject.held_bytes
+        assert subject.put_aside(None, 100) == 100
 
 
 def test_what_was_not_told_is_not_learned(on_device, monkeypatch):
