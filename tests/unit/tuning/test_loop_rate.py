@@ -11,7 +11,9 @@ from cubatch.frameworks.loader_rate import LoaderRate
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate, Measured, Outcome, Timing
 from cubatch.tuning.answer import answer
+from cubatch.tuning.limits import Limits
 from cubatch.tuning.results import TuningResult
+from cubatch.tuning.subjects.bounded_subject import loader_seconds
 
 RATES = ("samples_per_second", "step_samples_per_second", "loader_samples_per_second")
 STEPS = {2: 300.0, 8: 1000.0, 64: 5000.0, 256: 9000.0}  # samples/s of the step alone
@@ -212,3 +214,9 @@ def test_a_rate_is_positive(wrong):
     """A file with another is rejected as data."""
     with pytest.raises(ValueError, match="must be from"):
         rate(wrong)
+
+
+@pytest.mark.parametrize(("budget", "seconds"), [(5.0, 1.0), (60.0, 6.0), (600.0, 10.0)])
+def test_a_loader_is_timed_for_a_tenth_of_the_budget(budget, seconds):
+    """At least long enough for a rate, and no longer than one needs."""
+    assert loader_seconds(Limits(budget=budget)) == pytest.approx(seconds)
