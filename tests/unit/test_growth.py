@@ -34,6 +34,8 @@ WITHOUT_BOUND = {
     "hardware.gpu_library._check": "CuPy",
     "engine.layers._parameters": "one of our own functions",
     "frameworks.attributes._is_own_file": "an imported module",
+    "frameworks.step_operators._written_arguments": "an operator of PyTorch",
+    "frameworks.torch_memory._computes": "an operator of PyTorch",
     "hardware.architectures.like": "a compute capability",
     "estimate.vendor.fitted.shipped": "one of our own models",
 }

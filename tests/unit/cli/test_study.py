@@ -11,6 +11,7 @@ import time
 
 import attrs
 import pytest
+from threadpoolctl import threadpool_info
 
 from cubatch.errors import InvalidArgument
 from cubatch.studies.run import STUDIES
@@ -58,9 +59,11 @@ def test_a_study_writes_its_folder(run, tmp_path, virtual):
 
 
 def begin(arguments):
-    """Start a study in a process of its own."""
+    """Start a study in a process of its own, with as many threads of BLAS as this one: cached timings ask for that."""
     command = [sys.executable, "-m", "cubatch", "study", *arguments]
-    return subprocess.Popen(command, env=CHECKOUT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    (threads,) = {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+    environment = CHECKOUT | {"OPENBLAS_NUM_THREADS": str(threads)}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def test_a_killed_study_goes_on(run, tmp_path, virtual):

@@ -23,7 +23,8 @@ PACKAGE = Path(cubatch.__file__).parent
 KINDS = {kind.__name__ for kind in LAYERS.values()}
 MOST_QUESTIONS = 8
 FACTS = ("elementwise", "in_place", "aliases_input", "idle_in_inference", "passes_gradient", "can_clamp",
-         "can_activate", "slope_of_input", "has_statistics", "adds_up_to_one", "products_in_turn")  # fmt: skip
+         "can_activate", "slope_of_input", "has_statistics", "adds_up_to_one", "products_in_turn",
+         "adds_gradients")  # fmt: skip
 
 
 def questions(source):
@@ -95,6 +96,7 @@ def test_facts_are_of_the_kind_and_hold_for_the_kinds_that_have_them():
         "has_statistics": {"batch_norm2d"},
         "adds_up_to_one": {"softmax"},
         "products_in_turn": {"attention", "opaque"},
+        "adds_gradients": {"global_avg_pool"},
     }
     assert {name for name, value in vars(Layer).items() if isinstance(value, bool)} == set(FACTS)
 
