@@ -22,8 +22,9 @@ TENSOR_DTYPES = ("float16", "bfloat16", "tf32")
 ELSEWHERE = {
     "batch_norm_merge", "copy_filter", "transpose",
     *("gemm_nn_sums", "gemm_nt_sums", "conv2d_fprop_sums", "conv2d_dgrad_sums"),
+    *("attend_sums", "attend_queries", "attend_keys"),
 }  # fmt: skip
-"""Operations that no case calls, since only fused products or layouts need them; tests/kernels checks them."""
+"""Operations that no case calls: only fused products, layouts or experiments need them. tests/kernels checks them."""
 
 NETWORK, BATCH_SIZE = "mnist-cnn", 4
 """Network and batch size of every item in a rehearsal."""
