@@ -32,6 +32,7 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Iterable, Sequence
+from typing import Any, Self
 
 from cubatch.units import format_bytes, format_seconds, shown
 
@@ -199,6 +200,10 @@ class OutOfMemory(CubatchError, MemoryError):
         largest_batch_size: Largest batch that would fit; None if unknown.
         remedy: The next step, if there is one.
     """
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        """Return a new instance. MemoryError's, which Python would look up, refuses subclasses of two classes."""
+        return CubatchError.__new__(cls, *arguments, **options)
 
     def __init__(
         self, what: str, needed_bytes: int | None = None, available_bytes: int | None = None, tensor: str = "",

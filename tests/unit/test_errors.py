@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from cubatch.errors import DoesNotFit, OutOfMemory, WorkerFailed, is_out_of_memory
+from cubatch.errors import DoesNotFit, OutOfMemory, OverLimit, WorkerFailed, is_out_of_memory
 
 
 class StatusError(RuntimeError):
@@ -99,3 +99,11 @@ def test_nothing_is_imported_to_find_out() -> None:
     before = set(sys.modules)
     is_out_of_memory(RuntimeError())
     assert not {name.split(".")[0] for name in set(sys.modules) - before} & {"cupy", "cupy_backends", "torch"}
+
+
+@pytest.mark.parametrize("kind", [OutOfMemory, OverLimit, DoesNotFit])
+def test_errors_about_memory_are_made_again_without_their_arguments(kind: type[OutOfMemory]) -> None:
+    """As tblib, which Dask installs, copies and unpickles an error: a new instance, then its attributes."""
+    again = kind.__new__(kind)
+    assert isinstance(again, kind)
+    assert isinstance(again, MemoryError)
