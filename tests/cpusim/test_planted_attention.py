@@ -152,11 +152,11 @@ def attended(context, random):
     values = random.uniform(-1, 1, (3, 2, TOKENS, WIDTH))  # of two heads
     values[:2] = values[:2] * 0.5 + np.array([-6, 6.5]).reshape(2, 1, 1, 1)
     (q, k, v), dmixed = values.astype(np.float16), random.uniform(-1, 1, (2, TOKENS, WIDTH)).astype(np.float16)
-    beside = [array.transpose(1, 0, 2).reshape(1, TOKENS, -1) for array in (q, k, v, dmixed)]
-    qkv, mixed = np.concatenate(beside[:3], axis=-1), np.full_like(beside[3], np.nan)
+    heads_joined = [array.transpose(1, 0, 2).reshape(1, TOKENS, -1) for array in (q, k, v, dmixed)]
+    qkv, mixed = np.concatenate(heads_joined[:3], axis=-1), np.full_like(heads_joined[3], np.nan)
     out, (log_sums, means) = np.full_like(qkv, np.nan), np.full((2, 1, 2, TOKENS), np.nan, np.float32)
     self_attention.attend(context, qkv, heads=2, out=mixed, log_sums=log_sums)
-    self_attention.attend_backward(context, qkv, mixed, beside[3], log_sums, heads=2, means=means, out=out)
+    self_attention.attend_backward(context, qkv, mixed, heads_joined[3], log_sums, heads=2, means=means, out=out)
     q, k, v, owed = (array.astype(float) for array in (q, k, v, dmixed))
     powers = np.exp(WIDTH**-0.5 * q @ k.swapaxes(1, 2))
     weights, sums = powers / powers.sum(axis=-1, keepdims=True), np.log2(powers.sum(axis=-1))

@@ -127,10 +127,10 @@ POOLED = Network(
         Scale(name="excited2", inputs=["sum", "sum pool"]),
         Conv2d(name="third", k=4, r=1, s=1),
         BatchNorm2d(name="norm4"),
-        GlobalAvgPool(name="beside a product"),
+        GlobalAvgPool(name="next to a product"),
         Conv2d(name="fourth", inputs=["norm4"], k=4, r=1, s=1),
         GlobalAvgPool(name="last pool"),
-        Add(name="means", inputs=["second pool", "first pool", "again", "beside a product", "last pool"]),
+        Add(name="means", inputs=["second pool", "first pool", "again", "next to a product", "last pool"]),
         Flatten(),
         Linear(k=2),
     ],
@@ -359,7 +359,7 @@ def test_the_gradient_of_a_global_pool_is_added_where_another_is_read(
     """
     program = schedule(POOLED, "training", library=library, experimental=experimental)
     back = {op.node.name: op for op in program.ops if op.kind == "backward" and op.node}
-    by_norm = {"norm2": "first pool", "norm3": "plain pool", "norm4": "beside a product"}
+    by_norm = {"norm2": "first pool", "norm3": "plain pool", "norm4": "next to a product"}
     by_norm = by_norm if library == "cubatch" else {}
     assert {name for name, op in back.items() if "pooled" in op.reads} == {*by_norm}
     for norm in by_norm:
