@@ -32,7 +32,6 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, Self
 
 from cubatch.units import format_bytes, format_seconds, shown
 
@@ -201,9 +200,7 @@ class OutOfMemory(CubatchError, MemoryError):
         remedy: The next step, if there is one.
     """
 
-    def __new__(cls, *arguments: Any, **options: Any) -> Self:
-        """Return a new instance. MemoryError's, which Python would look up, refuses subclasses of two classes."""
-        return CubatchError.__new__(cls, *arguments, **options)
+    __new__ = CubatchError.__new__  # type: ignore[assignment]  # MemoryError's refuses subclasses of two classes
 
     def __init__(
         self, what: str, needed_bytes: int | None = None, available_bytes: int | None = None, tensor: str = "",
