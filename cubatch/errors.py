@@ -32,6 +32,7 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from cubatch.units import format_bytes, format_seconds, shown
 
@@ -200,7 +201,8 @@ class OutOfMemory(CubatchError, MemoryError):
         remedy: The next step, if there is one.
     """
 
-    __new__ = CubatchError.__new__  # type: ignore[assignment]  # MemoryError's refuses subclasses of two classes
+    if not TYPE_CHECKING:  # mypy would check calls against it instead of __init__
+        __new__ = CubatchError.__new__  # MemoryError's, the next one, refuses subclasses of two classes
 
     def __init__(
         self, what: str, needed_bytes: int | None = None, available_bytes: int | None = None, tensor: str = "",
