@@ -82,6 +82,11 @@ def repeats_for(step_seconds: float, span_seconds: float) -> int:
     return min(MAX_REPEATS, max(1, math.ceil(span_seconds / step_seconds)))
 
 
+def cheap_seconds(left: float) -> float:
+    """Return the seconds above which a timing is expensive; `left` is the seconds left of the budget."""
+    return min(EXPENSIVE_SHARE * left, EXPENSIVE_SECONDS)
+
+
 def timings_for(
     step_seconds: float, span_seconds: float, *, overhead_seconds: float, left: float, around_seconds: float = 0.0
 ) -> int:
@@ -105,8 +110,7 @@ def timings_for(
         2
     """
     seconds = repeats_for(step_seconds, span_seconds) * step_seconds
-    expensive = min(EXPENSIVE_SHARE * left, EXPENSIVE_SECONDS)
-    if seconds > expensive:
+    if seconds > cheap_seconds(left):
         return LEAST_TIMINGS
     return min(MOST_TIMINGS, max(FEWEST_TIMINGS, int(overhead_seconds / (seconds + around_seconds))))
 

@@ -17,7 +17,7 @@ from typing import Protocol, runtime_checkable
 import attrs
 
 from cubatch.errors import DeviceFailed, OutOfMemory, TimedOut, WorkerDied
-from cubatch.measure.budget import Budget, repeats_for, timings_for
+from cubatch.measure.budget import Budget, cheap_seconds, repeats_for, timings_for
 from cubatch.measure.records import PER_TRIAL, Timing
 from cubatch.measure.runner import Compiles, HoldsReference, KnowsFree, Reading, Runner
 from cubatch.measure.stopping import median
@@ -36,7 +36,7 @@ REFERENCE_BLOCK_SECONDS = 0.01
 # A timing that takes longer than a later one of its trial by this share was taken before the size had settled.
 UNSETTLED = 0.5
 # A size is warm if a step is at most this share faster than the step before: noise of one step.
-AGREE, MOST_WARMUPS, SETTLE_SECONDS, SETTLE_SHARE = 0.1, 20, 0.04, 0.1
+AGREE, MOST_WARMUPS, SETTLE_SECONDS = 0.1, 20, 0.04
 # A first step that takes this many times the expected seconds probably compiled.  If it took less than a share of the
 # budget, further steps may take another share of its seconds.
 COMPILES, COMPILES_SHARE, SPARE_SHARE = 10.0, 0.1, 0.1
@@ -242,8 +242,9 @@ class Stopwatch:
                 spare = SPARE_SHARE * first
         while worked < SETTLE_SECONDS or not _agree(steps):
             wanted = repeats_for(steps[-1].seconds, self.span_seconds)
-            share = 1.0 if len(steps) == 1 else SETTLE_SHARE
-            if wanted * steps[-1].seconds >= max(share * self.budget.left(), spare) or len(steps) > MOST_WARMUPS:
+            left = self.budget.left()
+            most = max(left if len(steps) == 1 else cheap_seconds(left), spare)
+            if wanted * steps[-1].seconds >= most or len(steps) > MOST_WARMUPS:
                 break
             repeats = wanted
             steps.append(self._read(repeats, expected or steps[-1].seconds))

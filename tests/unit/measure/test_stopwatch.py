@@ -144,22 +144,28 @@ def test_a_timing_keeps_all_that_its_reading_told() -> None:
 
 
 def test_steps_are_discarded_until_they_agree() -> None:
-    """Steps of 4, 2 and 1.2 s fall by more than a tenth, 1.0 and 1.0 agree: the last of them is the first reading."""
-    stopwatch = open_stopwatch(
-        FakeDevice(affine(1.0, 0.0), behaviours=(Settles((4.0, 2.0, 1.2)),)), seconds=2000.0, warm=True
-    )
+    """Steps of 80, 40 and 24 ms fall by more than a tenth, 20 and 20 agree: the last of them is the first reading."""
+    stopwatch = open_stopwatch(FakeDevice(affine(0.02, 0.0), behaviours=(Settles((4.0, 2.0, 1.2)),)), warm=True)
     kept = visit(stopwatch)
-    assert [timing.seconds for timing in kept] == pytest.approx([1.0] * len(kept))
-    assert stopwatch.spent[8].warmup_seconds == pytest.approx(4.0 + 2.0 + 1.2 + 1.0 + 1.0)
+    assert [timing.seconds for timing in kept] == pytest.approx([0.02] * len(kept))
+    assert stopwatch.spent[8].warmup_seconds == pytest.approx(0.02 * (4.0 + 2.0 + 1.2 + 1.0 + 1.0))
     assert stopwatch.runner.steps == 5 + len(kept) - 1
 
 
 @pytest.mark.parametrize(("second", "steps"), [(0.91, 2), (0.89, 3)])
 def test_a_step_agrees_that_is_less_than_a_tenth_faster(second: float, steps: int) -> None:
-    """From 1 s to 0.91 s is noise, to 0.89 s is a cache that fills; one that is slower agrees as well."""
-    stopwatch = scripted(1.0, second, second, seconds=2000.0)
+    """From 100 ms to 91 is noise, to 89 is a cache that fills; one that is slower agrees as well."""
+    stopwatch = scripted(0.1, 0.1 * second, 0.1 * second)
     visit(stopwatch)
-    assert stopwatch.spent[8].warmup_seconds == pytest.approx(1.0 + second * (steps - 1))
+    assert stopwatch.spent[8].warmup_seconds == pytest.approx(0.1 + 0.1 * second * (steps - 1))
+
+
+def test_expensive_steps_are_not_repeated_until_they_agree() -> None:
+    """A step of 3 s and one of 2 s, of 60 s: the second counts, since a third would take as long as a timing."""
+    stopwatch = scripted(3.0, 2.0, 2.0)
+    kept = visit(stopwatch)
+    assert stopwatch.spent[8].warmup_seconds == pytest.approx(3.0 + 2.0)
+    assert [timing.seconds for timing in kept] == pytest.approx([2.0, 2.0])
 
 
 def test_short_steps_are_run_for_forty_milliseconds_at_least() -> None:
@@ -177,10 +183,10 @@ def test_short_steps_are_run_for_forty_milliseconds_at_least() -> None:
 
 
 def test_steps_that_never_agree_end_somewhere() -> None:
-    """Each step a fifth faster than the one before: after 21 of them readings are taken all the same."""
-    stopwatch = scripted(*[10 * 0.8**k for k in range(60)], seconds=1e6)
+    """Each step an eighth faster than the one before: after 21 of them readings are taken all the same."""
+    stopwatch = scripted(*[0.15 * 0.875**k for k in range(60)])
     visit(stopwatch)
-    steps = sum(10 * 0.8**k for k in range(MOST_WARMUPS + 1))
+    steps = sum(0.15 * 0.875**k for k in range(MOST_WARMUPS + 1))
     assert stopwatch.spent[8].warmup_seconds == pytest.approx(steps)
 
 
