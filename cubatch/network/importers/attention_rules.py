@@ -132,7 +132,7 @@ def project(build: Builder, step: Step, value: Value, order: list[int] | None, m
     w, b = step.constants["w"], step.constants.get("b")
     c = len(mixed.w) // 3
     if w.shape != (c, c):
-        raise build.refusal(step, f"it projects attention's {c} channels to {w.shape[0]}")
+        raise build.refusal(step, f"it projects {w.shape[1]} channels to {w.shape[0]}, not the {c} of attention to {c}")
     arrays = {"w_in": mixed.w, "w_out": permuted(w, order)}
     has_bias = b is not None or mixed.b is not None
     if has_bias:
@@ -178,7 +178,7 @@ def prepend(build: Builder, step: Step) -> Value:
 
 
 def position(build: Builder, step: Step, value: Value, prepended: Prepended) -> Value:
-    """Add a Tokens layer, which puts the class token in front and adds the constant as position embedding."""
+    """Add a Tokens layer, which puts the class token in front and adds the position embedding; return its output."""
     tokens, _, c = build.shapes[value.layer]
     constant = step.constants["constant"]
     if constant.shape not in {(1, tokens, c), (tokens, c)}:
