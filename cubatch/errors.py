@@ -366,7 +366,7 @@ def install_command(extra: str) -> str:
 
 
 def near_names(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """Return the known names most similar to a mistyped one, best first."""
+    """Return at most `count` known names that are similar to a mistyped one, best first; empty if none is."""
     return difflib.get_close_matches(name.lower(), known, n=count, cutoff=0.6)
 
 

@@ -110,7 +110,7 @@ class _Rank:
         self._runner.release()
 
     def train(self, device: str, network: Any, options: Mapping[str, Any]) -> Training:
-        """Train the network together with the other ranks; rank 0 reports the progress."""
+        """Train the network together with the other ranks, and return the record; rank 0 reports the progress."""
         from cubatch.engine import train as engine
         from cubatch.hardware import probe
         from cubatch.measure import kernel_context

@@ -36,7 +36,11 @@ class _OldSchema(StoreError):
 
 
 def place(path: Path | str) -> Path:
-    """Return the absolute path of a file, with links and ~ resolved; raise an error if it is no regular file."""
+    """
+    Return the absolute path of a file, with links and ~ resolved.
+
+    Raises StoreError if it is no regular file, OSError for links in a circle or a user without a home.
+    """
     try:
         file = Path(path).expanduser().resolve()
     except ValueError as error:  # a zero byte
@@ -94,7 +98,11 @@ def _open(path: Path, schema: str, version: int) -> sqlite3.Connection:
 
 
 def _check(database: sqlite3.Connection, path: Path, schema: str, version: int) -> bool:
-    """Return whether the database is new; raise an error if it is damaged, or of another program or version."""
+    """
+    Return whether the database is new.
+
+    Raises StoreError if it is of another program or version, sqlite3.DatabaseError if it is damaged.
+    """
     number = database.execute("PRAGMA user_version").fetchone()[0]
     tables = {row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if not number and not tables:

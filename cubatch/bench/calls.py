@@ -130,7 +130,7 @@ class Case:
 
     @property
     def epilogue(self) -> tuple[str, ...]:
-        """Terms that the operation applies to its result before it is stored."""
+        """Names of the terms that the operation applies to its result before it is stored, in their order."""
         names = {*self.operands} - ({"statistics"} - {*self.results})  # a backward pass reads statistics
         terms = tuple(term for name, term in _EPILOGUE.items() if name in names)
         relu, activation = self.options.get("relu"), self.options.get("activation")
@@ -163,7 +163,7 @@ class Case:
         return "memory" if seconds == self.traffic_bytes / (device.peak_bytes_per_second or 1) else "compute"
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return what identifies the case and what it computes and moves, for JSON."""
+        """Return what identifies the case and the FLOP and bytes that it computes and moves, as in `bench`'s JSON."""
         options = dict(self.options)
         if "window" in options:
             options |= options.pop("window")._asdict()

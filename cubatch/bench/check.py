@@ -96,7 +96,7 @@ def axes_of(case: Case) -> dict[str, str]:
 
 
 def terms_of(case: Case) -> int:
-    """Return the number of terms of the longest sum behind a result; 0 if the results are exact."""
+    """Return the number of terms of the longest sum behind a result, at least 1; 0 if the results are exact."""
     if case.operation in _EXACT:
         return 0
     shapes = {name: operand.shape for name, operand in case.operands.items()}
@@ -122,9 +122,10 @@ def terms_of(case: Case) -> int:
 
 def cuts_of(case: Case) -> dict[str, dict[str, int]]:
     """
-    Return the axes along which a case can be cut into smaller calls: by letter, the axis of each operand.
+    Return the axes along which a case can be cut into smaller calls: by letter, {operand: axis}.
 
-    A result without such an axis is right only for the whole call.
+    The letters are "n" (samples), "c" and "k" (channels); empty if the case cannot be cut. A result without such an
+    axis is right only for the whole call.
     """
     if case.operation in _UNCUT:
         return {}

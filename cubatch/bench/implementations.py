@@ -86,7 +86,7 @@ class Way:
         object.__setattr__(self, "problems", tuple(tracer.problems))
 
     def operations(self, tracer: Tracer) -> Any:
-        """Return the engine's operations on these kernels, launched through `tracer`; raise if no kernel suits."""
+        """Return the engine's operations, launched through `tracer`; raise UnsupportedLayer if no kernel suits."""
 
         def choose(problem: Problem, device: Device, *_: object) -> SplitKernel:
             tracer.problems.append(problem)

@@ -136,7 +136,7 @@ def torch_of(module: types.ModuleType) -> types.ModuleType | None:
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of PyTorch and its cuDNN; `None` for what is missing or does not support this GPU."""
+    """Return the versions of "torch" and its "cudnn"; None for a missing one and a cuDNN that rejects this GPU."""
     torch, version = _torch(), None
     with contextlib.suppress(RuntimeError):  # a cuDNN without this GPU's architecture
         version = torch.backends.cudnn.version() if torch is not None else None
@@ -234,7 +234,7 @@ def _linear_way(torch: Any, case: Case) -> Way:
 
 def _convolution_ways(torch: Any, case: Case, layer: Conv2d, *, on_gpu: bool) -> dict[str, Way]:
     """
-    Return PyTorch's implementations of a convolution's pass by name: on a CPU one, on a GPU those of cuDNN.
+    Return PyTorch's implementations of a convolution's pass by name: on a CPU "torch", on a GPU those of cuDNN.
 
     * Channels last: the arrays as cubatch has them, which suits tensor cores.
     * NCHW: in float32, where many algorithms of cuDNN support nothing else. The arrays are copied before timing.

@@ -34,7 +34,7 @@ def batch_norm_train(
     residual: Any = None, relu: bool = False, activation: str | None = None, out: Any = None, workspace: Any = None,
 ) -> Any:  # fmt: skip
     """
-    Normalize each channel by the mean and variance of the batch: y = gamma * (x - mean) * inv_std + beta.
+    Return x normalized by each channel's mean and variance of the batch: y = gamma * (x - mean) * inv_std + beta.
 
     Args:
         x: Activations (..., c).

@@ -40,8 +40,9 @@ def environment(device: Device) -> dict[str, Any]:
         device: The measured device; for a CPU the driver is None.
 
     Returns:
-        dict: Versions by name, None for libraries that are not installed or not used on this device, and SHA-256 sums
-        of the engine's source and of the kernels.
+        dict: Versions of "cubatch", "python", "numpy", its "blas", "cupy", "nvrtc", "cublas" and "driver"; None for
+            what is not installed or not used on this device. SHA-256 sums of the engine's source, "engine_sha256", and
+            of the kernels, "kernels_sha256".
     """
     on_gpu = device.kind == "cuda"
     return {
@@ -64,7 +65,11 @@ def kernels_sha256() -> str:
 
 
 def conditions(device: Device) -> dict[str, Any]:
-    """Return what must be equal for cached timings to apply: the environment and the device's settings."""
+    """
+    Return what must be equal for cached timings to apply: the items of `environment` and the device's settings.
+
+    These are "threads", "blas_threads" (None on a GPU), "memory_bytes" and "power_limit_watts".
+    """
     facts = environment(device)
     return facts | {
         "threads": device.threads,
@@ -77,9 +82,10 @@ def conditions(device: Device) -> dict[str, Any]:
 
 def arithmetic(device: Device) -> dict[str, Any]:
     """
-    Return the conditions that decide how sums are rounded, by readable names; None for what is missing.
+    Return the conditions that decide how sums are rounded; None for what is missing or not used.
 
-    The kernels that a GPU's timings chose are not included: they are chosen in the first step.
+    They are "device", "threads", the versions of "cubatch", "NumPy", "BLAS", "CuPy", "NVRTC", "cuBLAS" and "driver",
+    and a hash of "kernels". Kernel variants that a GPU's timings choose are not included: the first step chooses them.
     """
     facts = environment(device)
     return {

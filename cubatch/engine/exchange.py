@@ -56,7 +56,11 @@ class Exchange(Protocol):
     xp: Any  # the array module
 
     def begin(self, array: Any) -> None:
-        """Begin to replace a contiguous array by its sum over all ranks, once all work enqueued before is done."""
+        """
+        Begin to replace a contiguous array by its sum over all ranks, once all work enqueued before is done.
+
+        Only work enqueued after `finish` may use the array.
+        """
 
     def finish(self) -> None:
         """Make all later work wait for the sums that were begun."""

@@ -47,7 +47,11 @@ def drawn(network: Network, seed: int) -> np.ndarray[Any, Any]:
 
 
 def statistics(network: Network, dtype: str, xp: Any) -> dict[str, dict[str, Any]]:
-    """Return the initial running statistics by layer and name: the network's, else mean 0 and variance 1."""
+    """
+    Return the initial running statistics by layer and name ("mean", "var"): the network's, else mean 0 and variance 1.
+
+    They are arrays of `storage.sum_type`: float64 if the parameters are, else float32.
+    """
     kind = storage.sum_type(dtype)
     return {
         node.name: {

@@ -18,7 +18,7 @@ def layer_norm(
     x: Any, gamma: Any, beta: Any, *, eps: float = 1e-6, statistics: Any = None, out: Any = None, workspace: Any = None
 ) -> Any:
     """
-    Normalize each position by the mean and variance of its channels: y = gamma * (x - mean) * inv_std + beta.
+    Return x normalized by the mean and variance of each position's channels: y = gamma * (x - mean) * inv_std + beta.
 
     Args:
         x: Activations (..., c).

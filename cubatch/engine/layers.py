@@ -57,7 +57,8 @@ def _shared_sums(at: Bound, name: str) -> dict[str, Any]:
     """
     Return the arguments of kernels where a product computes the sums of a batch norm next to it (`Op.summed`).
 
-    They are those of the norm for the product, and what the product computed for the norm.
+    A product gets the arguments of its norm as "norm". A norm gets what the product computed: "has_statistics" forward,
+    "means" backward. Empty if no product computes sums.
     """
     place, norm = at.place, at.op.summed
     if norm is None and at.layer.has_statistics:
@@ -183,7 +184,12 @@ def arguments(at: Bound) -> dict[str, Any]:
 
 
 def _batch_norm2d(at: Bound) -> dict[str, Any]:
-    """Return the arguments for statistics of the batch, or in inference for running ones."""
+    """
+    Return the arguments that a batch norm takes in addition to its input and parameters.
+
+    In inference these are "running_mean" and "running_var". In training they are "mean", "inv_std", "count", "reduce",
+    and for one member the running ones, which it updates.
+    """
     place, state = at.place, at.place.states[at.name]
     running = {"running_mean": state["mean"], "running_var": state["var"]}
     if not at.training:
@@ -205,7 +211,7 @@ def _activation(at: Bound) -> dict[str, Any]:
 
 
 def _add(at: Bound) -> dict[str, Any]:
-    """Return the branches; one that the sum overwrites comes first, since it would be lost before it is read."""
+    """Return the addends as "branches"; one that the sum overwrites comes first, before it would be lost."""
     target = at.op.writes["y"]
     roles = sorted((f"x{i}" for i in range(at.layer.count)), key=lambda role: at.op.reads[role] != target)
     return {"branches": [at.reads[role] for role in roles]}
@@ -219,7 +225,7 @@ def _concat(at: Bound) -> dict[str, Any]:
 
 
 def _dropout(at: Bound) -> dict[str, Any]:
-    """Return seed and step; the seed contains layer and shard, so that recomputing draws the same mask."""
+    """Return "seed" and "step"; the seed contains layer and shard, so that recomputing draws the same mask."""
     place = at.place
     step = place.clock[0] if place.numbers is None else place.numbers.passes
     return {"seed": (place.seed, place.first + place.begin, *at.name.encode()), "step": step}

@@ -71,10 +71,10 @@ class Learned:
 
     def snapshot(self) -> dict[str, np.ndarray[Any, Any]]:
         """
-        Return host copies of everything that the next steps depend on, by name.
+        Return host copies of all that the next steps depend on: arrays by name, and "clock", which counts batches.
 
-        There is no random state. The masks of dropout are drawn from the seed, the number of steps, and the first
-        sample of a thread's share of the batch.
+        "clock" has the number of batches and that of optimizer updates, as int64. There is no random state. The masks
+        of dropout are drawn from the seed, the first of these, and the first sample of a thread's share of the batch.
         """
         if self._added:
             batches = f"with the gradients of {self._added} batch{'es' * (self._added > 1)} added up"

@@ -383,7 +383,7 @@ class Model(Learned):
 
     def loss(self) -> float:
         """
-        Return the mean loss of the last step's batch, before the optimizer's step.
+        Return the mean loss of the last step's samples, before the optimizer's step; NaN or infinite after an overflow.
 
         With a target batch size it is that batch's part of the mean over the optimizer step; the parts add up.
         """

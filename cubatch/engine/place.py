@@ -52,12 +52,12 @@ class Bound:
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """Parameters of the layer by name; empty if it has none."""
+        """Arrays of the layer's parameters by name, on the device; empty if it has none."""
         return self.place.parameters.get(self.name, {})
 
     @property
     def gradients(self) -> Mapping[str, Any]:
-        """This member's gradients of the layer's parameters, by name; empty if it has none."""
+        """Arrays of this member's gradients by name of the layer's parameter; empty if it has none."""
         return self.place.gradients.get(self.name, {})
 
     @property

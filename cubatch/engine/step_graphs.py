@@ -78,7 +78,11 @@ class StepGraphs:
             self.refusal = f"{type(error).__name__}: {error}"
 
     def _captured(self, walk: Walk, stream: Any) -> Any:
-        """Return the CUDA graph of what a step enqueues; fails if the step waits or allocates memory."""
+        """
+        Return the CUDA graph of what a step enqueues.
+
+        Raises the error of the step, as of one that waits (CuPy's CUDARuntimeError) or allocates memory (MemoryError).
+        """
         stream.begin_capture(self._xp.cuda.runtime.streamCaptureModeThreadLocal)
         try:
             walk()

@@ -40,7 +40,7 @@ class StepNumbers:
 
     def write(self, passes: int, updates: int, rate: float) -> None:
         """
-        Write all three numbers, before the step that reads them is enqueued.
+        Write the number of forward passes, that of updates and the learning rate, before a step that reads them.
 
         CuPy fills an array by a launch with the value as an argument. So steps in the queue keep their values, and the
         host does not wait.

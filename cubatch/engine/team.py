@@ -80,7 +80,7 @@ class Team:
                 raise error
 
     def barrier(self, rank: int) -> None:
-        """Wait, during `run`, until every member has called this; raises if one has failed instead."""
+        """Wait, during `run`, until every member has called this; raise BrokenBarrierError if one fails instead."""
         if self.size == 1:
             return
         if self._seen is None:

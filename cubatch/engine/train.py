@@ -62,7 +62,7 @@ def train(
     stepped: Callable[[Step], None] | None = None,
 ) -> Training:
     """
-    Train a network, and test it after every epoch; arguments, result and errors as in `tuning.training.train`.
+    Train a network, test it after every epoch, and return the record; arguments and errors as in `tuning.train`.
 
     With "cosine" the learning rate falls to zero along half a cosine, step by step (Loshchilov and Hutter, 2017,
     arXiv:1608.03983). A run that continues from a checkpoint gives the same bits on the same machine, on a GPU with the

@@ -190,7 +190,7 @@ def _sums(layer: Layer, pass_: Pass, *, saves: bool) -> tuple[int, int]:
 
 
 def _sums_of_norm(layer: Layer, pass_: Pass, batch_size: int, product: Counted) -> tuple[float, int]:
-    """Return the elements that the sums of a norm next to a product move in addition, and their launches."""
+    """Return the number of elements of the dtype that the sums of a norm next to a product move, and their launches."""
     h, w, channels = layer.output_shape if pass_ is Pass.FPROP else layer.input_shapes[0]
     rows = batch_size * h * w
     kernel, tile = product.kernel, tile_of(product.kernel)

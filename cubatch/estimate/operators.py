@@ -81,7 +81,7 @@ def predict_operators(
     scales: Scales | None = None,  # factors on the GPU's times; None: 1
 ) -> TracedPrediction:
     """
-    Predict the time of a traced step at each batch size.
+    Return the predicted seconds of a traced step at each batch size.
 
     Convolutions and matrix products take the time that `predict_step` gives to layers with the same extents.  All
     others move bytes.  Kernels run while the host launches the next ones (`host_launches.launched`).
@@ -140,7 +140,7 @@ def predict_operators(
 
 def between(known: Sequence[int], values: Array, sizes: Array) -> Array:
     """
-    Return values at `sizes`, interpolated between `known` sizes and extrapolated beyond them linearly.
+    Return values at `sizes`, interpolated between `known` batch sizes and extrapolated beyond them linearly.
 
     Example:
         >>> between([2, 4], np.array([[10.0], [14.0]]), np.array([3.0, 8.0])).ravel().tolist()

@@ -125,7 +125,7 @@ class FleetResult(Shown):
         return _shared(batch_size, {address: (rate or 0.0, most) for address, (rate, most) in rates.items()})
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the results as plain mappings and lists, for JSON."""
+        """Return the results as plain mappings and lists, in the JSON form that docs/reference/api.md lists."""
         return {
             "schema": 1,
             "devices": [
@@ -148,7 +148,12 @@ class FleetResult(Shown):
 
 
 def _shared(batch_size: int, workers: Mapping[str, tuple[float, int]]) -> dict[str, int]:
-    """Divide samples in proportion to rates, within each worker's largest size; the largest remainders round up."""
+    """
+    Return the number of samples of a batch that each worker receives, in proportion to its rate.
+
+    `workers` has by address the rate in samples per second and the largest batch size, which a share does not exceed.
+    The largest remainders round up.
+    """
     shares = dict.fromkeys(workers, 0)
     open_, left = dict(workers), batch_size
     while open_:

@@ -230,7 +230,7 @@ def _check_versions(workers: Mapping[str, Mapping[str, Any]]) -> None:
 
 def distinct(workers: Mapping[str, Mapping[str, Any]]) -> list[FleetDevice]:
     """
-    Group workers by device, and name each device so that no two have the same name.
+    Return the different devices of workers, each with its workers and a name that no other device has.
 
     GPUs differ by name, MIG profile, memory and power limit; CPUs by name, BLAS threads and the worker's memory limit.
 

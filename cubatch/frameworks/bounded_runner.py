@@ -141,7 +141,7 @@ class BoundedRunner(abc.ABC):
         }  # fmt: skip
 
     def _climb(self, plan: MemoryPlan, seconds: float, top: int | None) -> None:
-        """Run steps of growing sizes up to `top` (None: no maximum) within a time limit, which correct the plan."""
+        """Run steps of growing batch sizes, up to `top` (None: no maximum) and a time limit, which correct the plan."""
         began, size = time.monotonic(), _LOOK_FACTOR * max(plan.measured) if plan.measured else 1
         while size <= min(MAX_BATCH_SIZE if top is None else top, plan.largest(self._memory_limit, plan.most) or 1):
             before = time.monotonic()
@@ -157,7 +157,11 @@ class BoundedRunner(abc.ABC):
                 break
 
     def _measured_plan(self, top: int | None) -> MemoryPlan | None:
-        """Return a plan by the measured memory of a small batch, for a module without a trace; None if that fails."""
+        """
+        Return a plan by the measured memory of a small batch, for a module without a trace; None if that fails.
+
+        The batch has two samples, or one if `top`, the largest batch size, is 1; None: no maximum.
+        """
         if self.is_compiled:  # a first step would be compiled outside the budget
             return None
         share = (self._memory_limit - self.own_bytes) // 2  # until it is known, one sample more is as much as fits
@@ -197,7 +201,12 @@ class BoundedRunner(abc.ABC):
 
     @property
     def history(self) -> list[dict[str, int]]:
-        """Return for each `batch_size` that ran: `predicted_bytes` just before, and `measured_bytes`."""
+        """
+        Return a mapping for each batch size that ran, ascending; empty before memory is examined.
+
+        It has `batch_size`, the peak memory that was predicted just before it ran (`predicted_bytes`), and the largest
+        measured one (`measured_bytes`).
+        """
         if (plan := self._plan) is None:
             return []
         measured = {**plan.earlier, **plan.measured}
@@ -208,7 +217,7 @@ class BoundedRunner(abc.ABC):
 
     @property
     def remarks(self) -> list[Remark]:
-        """Return remarks for the user about the memory of steps: from which size on the heap was kept compact."""
+        """Return a list with a remark on the batch size from which the heap was kept compact; empty if it was not."""
         if self._tidied_at is None:
             return []
         return [Remark(code="heap_compacted", values={"batch_size": self._tidied_at})]
@@ -219,7 +228,7 @@ class BoundedRunner(abc.ABC):
         return self._page_faults.rows if isinstance(self.meter, HostMeter) else []
 
     def report(self) -> MemoryReport:
-        """Return predicted and measured memory of the sizes that ran, the largest sizes that fit, and page faults."""
+        """Return predicted and measured bytes of the batch sizes that ran, the largest that fit, and page faults."""
         return {
             "history": self.history, "forecast": self.forecast, "remarks": self.remarks,
             "page_faults": self.page_faults,
@@ -267,7 +276,7 @@ class BoundedRunner(abc.ABC):
 
     def _reference_step(self, prepared: Callable[[], None]) -> Callable[[], object]:
         """
-        Return the reference step, which runs around timings of other sizes; here it is `prepared` itself.
+        Return the reference step, which runs around timings of other batch sizes; here it is `prepared` itself.
 
         `prepared` runs a step on the prepared batch. The result may keep that batch in memory, but no optimizer state.
         """

@@ -77,7 +77,9 @@ class Growth:
 
 def by_difference(batches: Mapping[int, Any], path: Path = ()) -> dict[Path, Growth]:
     """
-    Return how values grow with the batch size, by their path, from batches of different size.
+    Return how values grow with the batch size, by their path, from batches of different batch sizes.
+
+    Values that are the same in all batches are left out.
 
     Args:
         batches: The inputs by batch size, at least two.
@@ -130,7 +132,7 @@ def _of_tensors(tensors: Mapping[int, Any], path: Path) -> dict[Path, Growth]:
 
 def of_example(batch: Any, batch_size: int, path: Path = ()) -> dict[Path, Growth]:
     """
-    Return how values grow with the batch size, by path, from one batch of `batch_size` samples.
+    Return how values grow with the batch size, by path, from one batch of `batch_size` samples; empty if none grows.
 
     Each tensor and list as long as the batch has a row per sample. A list or tuple of tensors that are as long as the
     batch themselves holds inputs, not samples. In an object with one sample, only the tensors of a cache grow: others

@@ -63,7 +63,7 @@ class HostMeter(ResidentMeter, Meter):
 
     @property
     def scatter(self) -> float:
-        """Share by which the peaks of neighboring sizes may differ: less if large blocks are apart from the heap."""
+        """Share by which the peak bytes of neighboring batch sizes may differ: less if the heap lacks large blocks."""
         return _TIDY_SCATTER if self._is_tidy or heap.is_apart() else _SCATTER
 
     def tidy(self) -> bool:

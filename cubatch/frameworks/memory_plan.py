@@ -70,7 +70,11 @@ class MemoryPlan:
         self.earlier: dict[int, int] = {}
 
     def learn(self, batch_size: int, num_bytes: int) -> None:
-        """Add the measured bytes of a batch size; of several measurements the largest counts."""
+        """
+        Add the measured peak bytes of a batch size; of several measurements the largest counts.
+
+        A measurement below the traced bytes by less than the meter resolves counts as these.
+        """
         if batch_size not in self.predicted:
             self.predicted[batch_size] = self.at(batch_size)
         walked = self._walked.at(batch_size)

@@ -82,7 +82,7 @@ class ModuleFootprint(Shown):
         )  # fmt: skip
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the footprint as a plain mapping, for JSON."""
+        """Return the attributes by name as a plain mapping for JSON, where `recurrent` is a list."""
         return attrs.asdict(self) | {"recurrent": list(self.recurrent)}
 
 

@@ -150,7 +150,7 @@ class ModuleRunner(BoundedRunner):
         self.compile_seconds = self._compiled[batch_size] = max(0.0, seconds)
 
     def look(self, *, seconds: float, top: int | None, trace_seconds: float) -> MemoryLook:
-        """Predict memory as `BoundedRunner.look` (`top` None: no maximum), with `num_samples` of the data set."""
+        """Return what `BoundedRunner.look` predicts (`top` None: no maximum), with `num_samples` of the data set."""
         look = super().look(seconds=seconds, top=top, trace_seconds=trace_seconds)
         return {**look, "num_samples": self.num_samples}
 

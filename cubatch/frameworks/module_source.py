@@ -65,7 +65,11 @@ class ModuleSource:
         )
 
     def conditions(self) -> dict[str, Any]:
-        """Return what must be equal for cached timings to apply: package versions, and a digest of the files."""
+        """
+        Return what must be equal for cached timings to apply.
+
+        These are the versions of the packages by name and of "torch", and a hash of the source files, "source_sha256".
+        """
         digest = hashlib.sha256()
         for path in self.files:
             digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")

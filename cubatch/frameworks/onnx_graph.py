@@ -136,7 +136,7 @@ class OnnxGraph:
 
     def _input(self, graph: Any, value: Any) -> Input:
         """
-        Return an input of the graph; reject one with another open axis than the batch or of an unsupported type.
+        Return an input of the graph; raise InvalidSpec for an open axis that is not the batch, or another type.
 
         Its batch axis has the name of the batch, or is axis 0 and open or as long as the batch.
         """
@@ -157,7 +157,7 @@ class OnnxGraph:
         return Input(name=value.name, dtype=dtype, shape=shape, batch_axis=batch_axis, values=rows)
 
     def _output(self, value: Any) -> str:
-        """Return the name of an output; reject one that is no tensor of numbers, which ONNX Runtime cannot bind."""
+        """Return the name of an output; raise InvalidSpec for one that is no tensor of numbers and cannot be bound."""
         kind = value.type.WhichOneof("value") or "tensor_type"
         is_text = kind == "tensor_type" and value.type.tensor_type.elem_type == self._onnx.TensorProto.STRING
         if kind == "tensor_type" and not is_text:

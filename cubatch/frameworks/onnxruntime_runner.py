@@ -68,9 +68,9 @@ class OnnxRuntimeRunner(BoundedRunner):
 
     def look(self, *, seconds: float, top: int | None, trace_seconds: float) -> MemoryLook:
         """
-        Predict memory as `BoundedRunner.look`; first run 1 and 2 samples, if they fit, to check that both sizes run.
+        Return what `BoundedRunner.look` predicts; before, run 1 and 2 samples, if they fit, to check that both run.
 
-        `top` is the largest size of interest; None: no maximum.
+        `top` is the largest batch size of interest; None: no maximum.
 
         Raises:
             InvalidSpec: If the file cannot be run, or its first output does not grow with the batch.
@@ -201,7 +201,13 @@ def runner(
     """
     Return the runner of an ONNX file; called in a worker process.
 
-    `device` is a `Device.address`. `threads` None is the number of cores, and `dims` None fixes no axis.
+    Args:
+        path: Path of the file.
+        device: A `Device.address`, such as "cuda:0".
+        threads: Threads of a session; None: the number of cores.
+        memory_limit: Bytes that a step may take.
+        seed: Seed of the random inputs.
+        dims: Extents of open axes by name; None: no axis is fixed.
     """
     resolved = probe.resolve(device)
     monitor = clocks.monitor_of(resolved.uuid)

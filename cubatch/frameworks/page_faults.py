@@ -51,7 +51,7 @@ class PageFaults:
 
 def describe(rows: Sequence[Mapping[str, Any]], sizes: Collection[int]) -> list[str]:
     """
-    Return a list with a note on the size whose page faults take the largest share of CPU time.
+    Return a list with a note on the batch size whose page faults take the largest share of CPU time.
 
     It is empty if the share is too small to matter, or malloc is not glibc's with its default settings.
 

@@ -235,14 +235,14 @@ class RankedRunner(BoundedRunner):
 
     @property
     def page_faults(self) -> list[dict[str, Any]]:
-        """Return the page faults of steps on this rank."""
+        """Return the page faults of steps on this rank, as rows of `PageFaults`."""
         return self._runner.page_faults
 
     def _do(self, command: str, *arguments: Any) -> list[Any]:
         return self._ranks.do(self._runner, command, *arguments)
 
     def look(self, *, seconds: float, top: int | None, trace_seconds: float) -> MemoryLook:
-        """Predict memory as `BoundedRunner.look` (`top` None: no maximum), with `num_samples` of this rank's data."""
+        """Return what `BoundedRunner.look` predicts (`top` None: no maximum); `num_samples` is of this rank's data."""
         look = super().look(seconds=seconds, top=top, trace_seconds=trace_seconds)
         return {**look, "num_samples": self._runner.num_samples}
 

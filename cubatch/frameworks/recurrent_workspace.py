@@ -51,7 +51,7 @@ def _line(ends: Sequence[float], count: int) -> float:
 
 @functools.lru_cache(maxsize=64)
 def _run(steps: int, samples: int, gates: int, hidden: int, *, dtype: Any, mode: int) -> int:
-    """Return the bytes that a layer with one input keeps after a run on zeros."""
+    """Return the bytes that a recurrent layer with one input channel keeps for its backward pass, by a run on zeros."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     with unset_fake_temporarily():

@@ -41,7 +41,7 @@ class RemoteBoundedRunner(RemoteRunner):
 
     def look(self, *, seconds: float, top: int | None, trace_seconds: float) -> MemoryLook:
         """
-        Predict the memory of steps in the worker: see `BoundedRunner.look`. `top` None: no maximum.
+        Return what `BoundedRunner.look` predicts in the worker. `top` None: no maximum.
 
         If a step ends the worker, the prediction is repeated from the trace alone.
         """

@@ -372,7 +372,11 @@ def _is_keywords(value: Any, module: Any) -> bool:
 
 
 def _drawn(source: Source, sizes: Sequence[int]) -> dict[int, Any]:
-    """Return up to three batches by size, of the first sizes that a source can make; raise an error below two."""
+    """
+    Return three batches by batch size, of the first sizes that a source can make, or two if it makes no more.
+
+    Raises InvalidArgument if it makes fewer.
+    """
     batches: dict[int, Any] = {}
     raised: Exception | None = None
     with torch.random.fork_rng(devices=[]):
@@ -394,7 +398,7 @@ def _drawn(source: Source, sizes: Sequence[int]) -> dict[int, Any]:
 
 
 def _pair(given: Any, module: Any) -> dict[int, Any] | None:
-    """Return two batches by their size if the argument is a list or tuple of two; None if it is one batch."""
+    """Return two batches by their batch size if the argument is a list or tuple of two; None if it is one batch."""
     if not isinstance(given, list | tuple) or hasattr(given, "_fields") or len(given) != 2:  # noqa: PLR2004
         return None
     first, second = given
@@ -419,7 +423,7 @@ def _pair(given: Any, module: Any) -> dict[int, Any] | None:
 
 
 def _lengths(first: Any, second: Any) -> list[tuple[int, int]]:
-    """Return (first, second) lengths of tensors and lists, along axis 0, whose length differs in two batches."""
+    """Return (first, second) lengths along axis 0 of tensors and lists that differ in it, if any, in two batches."""
     if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
         is_longer = bool(first.ndim) and bool(second.ndim) and 0 < len(first) != len(second)
         return [(len(first), len(second))] if is_longer else []

@@ -452,7 +452,7 @@ class _Watch:
         life.reference = weakref.ref(storage, lambda _: self._gone(life))
 
     def see_constants(self, arguments: Any) -> list[Any]:
-        """Add the inputs that are the same at all sizes, which keep their data; return what the trace must hold."""
+        """Add the inputs that are the same at all batch sizes; return their fake tensors, which the trace must hold."""
         from torch._subclasses.fake_tensor import FakeTensor
 
         constant = [self._fakes.from_tensor(each) for each in tensors_in(arguments) if not isinstance(each, FakeTensor)]

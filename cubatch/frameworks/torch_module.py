@@ -370,7 +370,7 @@ def check_kind(mode: str, loss: object, optimizer: object, autocast: str | None)
 
 
 def _checked_opaque(opaque: Any, module: Any) -> Mapping[str, Opaque]:
-    """Return `opaque`; reject other values than functions and bytes, and names of no operator or submodule."""
+    """Return `opaque`; raise InvalidArgument for a value that is no function or bytes, or a name that is unknown."""
     if not isinstance(opaque, Mapping):
         raise InvalidArgument("opaque", opaque, "a mapping from names of operators and submodules")
     parts = {name for name, _ in module.named_modules() if name}

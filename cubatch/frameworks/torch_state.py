@@ -94,7 +94,7 @@ class StartState:
         self._changed: set[str] = set()
 
     def restore(self) -> None:
-        """Restore attributes, buffers, random generators and, if steps change them, parameters, for the next size."""
+        """Restore attributes, buffers, random generators and, if steps change them, parameters."""
         self._changed |= self._attributes.restore()
         for tensor, before in self._tensors:
             put_back(tensor, before)

@@ -104,7 +104,7 @@ class StepKind:
         return train
 
     def _targets_of_loss(self, targets: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the targets if the loss takes them, else an empty tuple; reject a loss that takes neither."""
+        """Return the targets if the loss takes them, () if it takes the output alone; else raise InvalidArgument."""
         if self.loss is None or takes(self.loss, 1 + len(targets)):
             return targets
         if takes(self.loss, 1):

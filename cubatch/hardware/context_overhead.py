@@ -72,7 +72,7 @@ def record(device: Device, measured_bytes: int) -> None:
 
 
 def folder() -> Path:
-    """Return the user's cache directory."""
+    """Return the directory of cubatch's caches, that of the default store."""
     return sqlite_file.default_path().parent
 
 

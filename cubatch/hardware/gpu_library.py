@@ -28,7 +28,7 @@ _NUMBER = re.compile(r"\d+")
 
 def cupy(purpose: str = "computing on a GPU") -> ModuleType:
     """
-    Import CuPy, which takes seconds and needs a driver.
+    Import and return CuPy, which takes seconds and needs a driver.
 
     Args:
         purpose: What needs CuPy, as the beginning of a sentence.

@@ -195,7 +195,7 @@ def _quota(group: Path, version: int) -> float | None:
 
 
 def read_text(path: Path) -> str:
-    """Read a text file; "" if it cannot be read."""
+    """Return the content of a text file; "" if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -113,7 +113,7 @@ def _by_uuid(uuid: str) -> Device:
 
 
 def _catalogue(name: str) -> Device:
-    """Return the device of a name, from the catalogue or this machine; raise if none or several have the name."""
+    """Return the device of a name, in the catalogue or this machine; raise InvalidArgument if it is not exactly one."""
     try:
         return catalogue.find(name)
     except InvalidArgument as error:

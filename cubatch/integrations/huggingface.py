@@ -25,7 +25,7 @@ _OF_THE_TRAINER = ("module", "batches", "example_inputs", "mode", "loss", "optim
 
 def batch_arguments(result: TuningResult, target_batch_size: int, *, num_devices: int = 1) -> dict[str, int]:
     """
-    Divide an effective batch into the steps that take the least time in total.
+    Return the arguments that divide an effective batch into the steps that take the least time in total.
 
     The product of both arguments and `num_devices` is exactly the target, so that learning rates keep their meaning.
     Times are those measured, interpolated linearly between measured sizes. If all divisors are below the measured

@@ -47,7 +47,11 @@ class Launch:
 
 
 def find(operation: str, dtype: str, device: Device) -> Kernel:
-    """Return the kernel of kernels/attention that computes an operation in a dtype on a device."""
+    """
+    Return the kernel of kernels/attention that computes an operation in a dtype on a device.
+
+    Raises InvalidArgument unless there is exactly one.
+    """
     major, minor = device.compute_capability or NEWEST
     return variant.find(operation, dtype, arch=10 * major + minor)
 

@@ -107,7 +107,11 @@ class Winners:
         self._known = other._known | self._known
 
     def _execute(self, statement: str, values: Sequence[str | bool]) -> list[sqlite3.Row]:
-        """Execute a statement on the file and return the rows; after an error return [] and stop using the file."""
+        """
+        Execute a statement on the file and return the rows; empty without a file.
+
+        After an error the result is empty too, and the file is not used any more.
+        """
         if self._path is None:
             return []
         try:

@@ -130,9 +130,10 @@ def stored_row(tokens: int) -> int:
 
 def stored_saved_elements(layer: Layer, *, by_sums: bool = False) -> dict[str, tuple[int, int]]:
     """
-    Return the elements and bytes per element of each value that a layer saves, with padded attention weights.
+    Return {name: (elements per sample, bytes per element)} as `Layer.saved_elements`, with padded attention weights.
 
-    With `by_sums` attention saves a float32 per query and head instead of weights, if its heads are narrow enough.
+    Attention saves "qkv", "mixed" and "weights". With `by_sums`, if its heads are narrow enough, it saves a float32 per
+    query and head, "log_sums", instead of the weights.
 
     Example:
         >>> from cubatch.network.layers import Attention

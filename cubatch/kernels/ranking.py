@@ -205,7 +205,7 @@ def least_steps(kernel: Kernel) -> int:
 
 
 def most_partial_bytes(problem: Problem, kernel: Kernel) -> int:
-    """Return the most bytes that a variant's partial sums take on any device; never less for a larger batch."""
+    """Return the most bytes of a variant's partial sums on any device, 0 without; never less for a larger batch."""
     if kernel.winograd is not None:
         return 0
     most = min(-(-problem.k // tile_of(kernel).k) // least_steps(kernel), _MOST_SLICES)

@@ -60,7 +60,7 @@ class Recorded:
 
 
 def read(path: Path) -> Recorded:
-    """Read recorded registers, shared memory and spills from resources.toml; raise InvalidData if it is damaged."""
+    """Return the registers, shared memory and spills in resources.toml; raise InvalidData if it is damaged."""
     try:
         with path.open("rb") as file:
             data = tomllib.load(file)
@@ -105,7 +105,7 @@ class Needs:
 
 def named(name: str) -> list[Kernel]:
     """
-    Return the variant with a name, or else all variants whose names begin with it.
+    Return a list with the variant of this name, or else all variants whose names begin with it.
 
     Raises UnknownName if there is none.
     """
@@ -124,7 +124,7 @@ def recorded_needs(kernel: Kernel, arch: str, budget: Recorded) -> Needs | None:
 
 
 def recorded_figures() -> Recorded:
-    """Read registers, shared memory and spills of each kernel from kernels/resources.toml."""
+    """Return registers, shared memory and spills of each kernel from kernels/resources.toml."""
     return read(kernel_module.kernels_path() / "resources.toml")
 
 

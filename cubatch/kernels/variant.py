@@ -138,7 +138,7 @@ def kernels() -> tuple[Kernel, ...]:
 
 def variants(operation: str, dtype: str, arch: int) -> tuple[Kernel, ...]:
     """
-    Return the variants of an operation that run on an architecture; empty if there are none.
+    Return the variants of an operation that run on an architecture, in the order of `kernels`; empty if there are none.
 
     Args:
         operation: "conv2d_fprop", "gemm_nt", ...
@@ -157,6 +157,9 @@ def find(operation: str, dtype: str, *, arch: int | None = None, **axes: object)
         operation: "batch_norm_apply", ...
         arch: Compute capability times ten, to choose between architectures; None: any.
         axes: Values of its further macros, or `vector`, `family`, `tile` by `Kernel.tile_name`.
+
+    Raises:
+        InvalidArgument: If no variant has these properties, or several have.
     """
     wanted = {name: str(value) for name, value in axes.items()}
     candidates = _of(operation) if arch is None else variants(operation, dtype, arch)

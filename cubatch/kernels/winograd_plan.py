@@ -107,7 +107,7 @@ class Cut:
 
     @property
     def tile_floats(self) -> int:
-        """Number of elements of a transformed tile and of its products."""
+        """Number of float32 elements that a transformed tile with all channels and its products take together."""
         return self.points * (self.channels + self.filters)
 
     def parts(self) -> Iterator[tuple[int, int]]:
@@ -125,7 +125,8 @@ def cut(problem: Problem, kernel: Kernel) -> Cut | None:
     Return how a variant of Winograd's algorithm divides a problem.
 
     Returns:
-        Cut: The division; None for other algorithms and problems, or if filter or tiles do not fit the scratch memory.
+        Cut: The division. None for other algorithms and problems, or if the transformed filter, or the tiles of one
+        block of the products, exceed MOST_TRANSFORMED_BYTES.
     """
     # Most variants are of other algorithms: hashing both records for the cache would take longer than this answer.
     return None if kernel.winograd is None or problem.image is None else _cut(problem, kernel)

@@ -107,7 +107,7 @@ class StepProfile:
         }
 
     def to_trace(self) -> dict[str, Any]:
-        """Return the function calls of one step in Google's Trace Event Format, which Chrome and Perfetto open."""
+        """Return the calls of one step in Google's Trace Event Format, the JSON form that Chrome and Perfetto open."""
         names = self.operations
         events: list[dict[str, Any]] = [
             {"name": "thread_name", "ph": "M", "pid": 0, "tid": rank, "args": {"name": f"thread {rank}"}}

@@ -123,9 +123,10 @@ class RankGroup:
         self, ranks: Sequence[int], deadline: float, method: str, kills: int | None
     ) -> list[tuple[int, tuple[str, Any]]]:
         """
-        Wait for a message of some ranks until the deadline; return (rank, message) of each; raise if a rank died.
+        Wait until a rank sends a message, or for the deadline; return (rank, message) of each that has sent one.
 
-        The error names `method`, and by `kills`, an earlier result of `oom_kills` (None: unknown), a lack of memory.
+        If a rank died, it raises WorkerDied, or OutOfMemory if the system killed it for memory. The error names
+        `method`; `kills` is an earlier result of `oom_kills` (None: unknown).
         """
         seconds = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
         numbers = {id(self._connections[rank]): rank for rank in ranks}

@@ -169,7 +169,7 @@ PER_TRIAL = 16
 
 
 def by_trial(timings: Iterable[Timing]) -> dict[int, list[Timing]]:
-    """Return the timings of one size grouped by trial number, which counts from 0."""
+    """Return the timings of one batch size grouped by trial number, which counts from 0."""
     trials: dict[int, list[Timing]] = {}
     for timing in timings:
         trials.setdefault(timing.round // PER_TRIAL, []).append(timing)
@@ -180,7 +180,7 @@ class Keeper(Protocol):
     """Receives every result as soon as it exists, so that a killed run loses none; the store implements it."""
 
     def candidate(self, candidate: Candidate) -> None:
-        """Store a size that the search added."""
+        """Store a batch size that the search added."""
 
     def timing(self, timing: Timing) -> None:
         """Store a timing."""
@@ -213,7 +213,7 @@ class Recorder:
         self.launch: Mapping[str, Any] | None = None
 
     def candidate(self, candidate: Candidate) -> None:
-        """Add a size and pass it on."""
+        """Add a batch size and pass it on."""
         self._added.append(candidate)
         if self._keeper:
             self._keeper.candidate(candidate)
@@ -225,7 +225,7 @@ class Recorder:
             self._keeper.timing(timing)
 
     def outcome(self, outcome: Outcome) -> None:
-        """Set the outcome of a size and pass it on."""
+        """Set the outcome of a batch size and pass it on."""
         self._outcomes[outcome.batch_size] = outcome
         if self._keeper:
             self._keeper.outcome(outcome)

@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 def prepare_limit(budget: float, *, compiles: bool = False) -> float:
     """
-    Return the seconds after which preparing one size counts as hung, by the budget in seconds.
+    Return the seconds after which preparing one batch size counts as hung, by the budget in seconds.
 
     Args:
         budget: Seconds of the whole run.
@@ -55,7 +55,7 @@ def prepare_limit(budget: float, *, compiles: bool = False) -> float:
 
 
 def identify() -> dict[str, str]:
-    """Return version and file of the cubatch of this process, which must be those of its worker."""
+    """Return "version" and "file" of the cubatch that this process imports; its worker must import the same."""
     return {"version": cubatch.__version__, "file": str(Path(cubatch.__file__).resolve())}
 
 
@@ -143,7 +143,7 @@ class RemoteRunner:
 
     def hold_reference(self, repeats: int) -> bool:
         """
-        Keep the prepared size for reference steps, also in workers started later; return False if that fails.
+        Keep the prepared batch size for reference steps, also in workers started later; return False if that fails.
 
         `repeats` reference steps run before and after each timing.
         """
@@ -173,7 +173,9 @@ class RemoteRunner:
 
     def call(self, method: str, /, within: float | None = None, **arguments: Any) -> Any:
         """
-        Call a method of the worker's runner, or read an attribute; start a worker if there is none.
+        Call a method of the worker's runner, or read an attribute, and return the result.
+
+        If there is no worker, one is started.
 
         Args:
             within: Most seconds; None: those allowed for a start of the worker.
@@ -384,7 +386,7 @@ class _RemoteClock:
         self._runner = runner
 
     def now(self) -> float:
-        """Seconds on a monotone clock, for budgets and deadlines."""
+        """Return the seconds of a monotonic clock without those of suspensions, for budgets and deadlines."""
         return time.monotonic() - self._runner.suspended_seconds
 
     def time(self, step: Callable[[], object], repeats: int) -> Reading:  # noqa: ARG002 - the worker has the step
@@ -428,7 +430,7 @@ def oom_kills() -> int | None:
 
 
 def own_environment() -> dict[str, str]:
-    """Return environment variables for a Python that imports this cubatch in any folder."""
+    """Return this process's environment variables, with a PYTHONPATH from which any folder imports this cubatch."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(_split_path(sys.path)[0])}
 
 
@@ -449,7 +451,7 @@ def _is_suspended(pid: int) -> bool:
 
 def _split_path(entries: Sequence[str]) -> tuple[list[str], list[str]]:
     """
-    Split this process's `sys.path` into entries that the worker imports from, and entries for the factory alone.
+    Return two parts of this process's `sys.path`: entries that the worker imports from, and those for the factory.
 
     The folder of the script and the current folder may hold a `numpy.py` or another `cubatch/`.  They come last in the
     worker, except for the folder of this cubatch.

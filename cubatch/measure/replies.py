@@ -14,7 +14,12 @@ from cubatch.units import message_of, visible
 
 
 def describe_error(error: Exception) -> dict[str, Any]:
-    """Return an error as JSON values; `args` is None unless a CubatchError can be made from it again."""
+    """
+    Return an error as JSON values, from which `rebuild_error` makes it again.
+
+    The keys are "type" (the class), "args" (None unless it is a CubatchError), "text" (the message), "out_of_memory"
+    (whether memory ran out) and "traceback".
+    """
     args = None
     if isinstance(error, CubatchError) and getattr(errors, type(error).__name__, None) is type(error):
         with contextlib.suppress(TypeError):

@@ -45,7 +45,7 @@ class Clock(Protocol):
     """Clock of a runner: seconds for budgets, and timings of steps."""
 
     def now(self) -> float:
-        """Seconds on a monotone clock, for budgets and deadlines."""
+        """Return the seconds of a monotonic clock, for budgets and deadlines."""
 
     def time(self, step: Callable[[], object], repeats: int) -> Reading:
         """Run `step` `repeats` times back to back and return the mean time of one on the device."""
@@ -205,12 +205,12 @@ class LearnsMemory(Runner, Protocol):
 
     def look(self, *, seconds: float, top: int | None, trace_seconds: float) -> MemoryLook:
         """
-        Trace steps and try small sizes, to predict the memory of larger ones.
+        Trace steps and try small batch sizes; return the predicted memory of larger ones.
 
         Args:
             seconds: Time limit for trying sizes; 0: no size is tried, unless there is no trace.
-            top: The largest size of interest; None: no maximum.
-            trace_seconds: Time limit of the trace.
+            top: The largest batch size of interest; None: no maximum.
+            trace_seconds: Time limit of the trace in seconds.
         """
 
     def predicted(self, batch_size: int) -> int | None:
@@ -238,7 +238,7 @@ class FactoryRef:
     arguments: Mapping[str, Any] = attrs.field(factory=dict)
 
     def __call__(self) -> Runner:
-        """Import the factory and build the runner in this process."""
+        """Import the factory and return the runner that it builds in this process."""
         module, _, name = self.path.partition(":")
         factory: Callable[..., Runner] = getattr(importlib.import_module(module), name)
         return factory(**self.arguments)

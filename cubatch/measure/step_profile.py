@@ -207,7 +207,7 @@ class _Small:
 
 def _small_calls() -> _Small:
     """
-    Measure the overhead of a call in seconds, by kind of work, and that of tracing it.
+    Measure and return the overhead of a call in seconds, by kind of work, and that of tracing it.
 
     NumPy calls on single elements, and of a function that does nothing, are traced like those of a step. Each figure is
     the least of several rounds.

@@ -64,7 +64,7 @@ class HasStepLimit(Protocol):
 @attrs.define
 class Spent:
     """
-    The number of trials of a size, and the seconds that they took in addition to timings.
+    The number of trials of a batch size, and the seconds that they took in addition to timings.
 
     A measurement in JSON has the same fields.
     """
@@ -227,7 +227,7 @@ class Stopwatch:
         Args:
             steps: Results of steps that have run already; empty if none has.
             repeats: Number of steps of the last of these results.
-            expected: Seconds of a step as expected from smaller sizes; None without any.
+            expected: Seconds of a step as expected from smaller batch sizes; None without any.
 
         Returns:
             The result for the last step, and its number of repeats.
@@ -302,7 +302,7 @@ class Stopwatch:
         """
         Run steps until the clocks of the GPU are constant; return the last two results and their number of steps.
 
-        `expected` is the seconds of a step as expected from smaller sizes, None without any.
+        `expected` is the seconds of a step as expected from smaller batch sizes, None without any.
         """
         before = self.budget.spent()
         steps = [self._read(1, None)]  # the first step may compile or load, which does not count as measuring
@@ -323,7 +323,9 @@ class Stopwatch:
 
     def _read(self, repeats: int, expected: float | None) -> Reading:
         """
-        Time steps; raise TimedOut if they take far longer than `expected` seconds each, or than the budget if None.
+        Time `repeats` steps and return their mean time in seconds, with the state of the GPU.
+
+        Raises TimedOut if they take far longer than `expected` seconds each, or than the budget if None.
 
         A late step in this process may have been suspended, by Ctrl-Z or with the machine.  It is timed once more, and
         if the second time is as expected, the first does not count.  The first step of a run has no expectation.
@@ -363,7 +365,9 @@ class Stopwatch:
     @contextlib.contextmanager
     def _waiting(self, what: str, seconds: float) -> Iterator[None]:
         """
-        Wait for the runner; warn after `seconds` if it runs in this process, which cannot end a step.
+        Wait for the runner in the block; warn after `seconds` that `what` hangs, if it runs in this process.
+
+        This process cannot end a step of its own.
 
         The first hang and the first death of a worker do not count: they may last longer than the whole budget.
         """

@@ -168,7 +168,8 @@ class Scores(Need):
     """
     Scratch memory of softmax and cross-entropy; a row of scores counts as a sample.
 
-    Its areas are a float64 sum, two numbers per row, and a product and a flag per score.
+    Its areas are one float64 sum per block, two numbers per row, and a number and a flag of one byte per score. The
+    numbers have `itemsize` bytes.
     """
 
     channels: int

@@ -54,7 +54,7 @@ class Tiles(Need):
         return max(target, sum(aligned(count * self.itemsize) for count in (*self.fixed, self.filters)))
 
     def cut_on_host(self, samples: int, num_bytes: int) -> tuple[Block, ...]:
-        """Cut samples as `cut` does, but into blocks so small that OpenBLAS need not pack thin products."""
+        """Return the blocks of samples as `cut` does, but so small that OpenBLAS need not pack thin products."""
         return self.cut(samples, self._on_host(num_bytes))
 
     def num_blocks(self, samples: int, num_bytes: int) -> int:

@@ -81,7 +81,7 @@ def limit_bytes(memory: int | str, device: Device) -> int:
 
 
 def _bisect(cost: Callable[[int], int], limit: int, low: int) -> int:
-    """Return the largest size whose cost is within the limit; `low` fits, and the cost never falls."""
+    """Return the largest batch size whose cost is within the limit; `low` fits, and the cost never falls."""
     high = low
     while high < MAX_BATCH_SIZE and cost(high) <= limit:
         low, high = high, min(2 * high, MAX_BATCH_SIZE)
@@ -95,7 +95,7 @@ def _bisect(cost: Callable[[int], int], limit: int, low: int) -> int:
 
 def _climb(fits: Callable[[int], bool], size: int) -> int:
     """
-    Return a size that fits, at least `size`, such that no slightly larger size fits.
+    Return a batch size that fits, at least `size`, such that no slightly larger size fits.
 
     The proportional step down may have skipped larger sizes that fit.  A step up doubles after a size that fits, and
     halves after one that does not.  Placement is greedy, so a size can fit although a slightly smaller one does not.

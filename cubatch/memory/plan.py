@@ -152,7 +152,7 @@ def shards(program: Schedule, batch_size: int, device: Device) -> tuple[int, int
 
 
 def _operation_seconds(program: Schedule) -> float:
-    """Estimate the seconds of a mean operation per sample on a thread: a rough figure, to find short operations."""
+    """Return roughly the seconds of a mean operation per sample on a thread; 0 without operations."""
     if not program.ops:
         return 0.0
     seconds = program.flops / _CORE_FLOPS + FLOAT32_BYTES * program.moved / _CORE_BYTES
@@ -168,7 +168,7 @@ def _copies(program: Schedule, working_set: int, device: Device) -> int:
 
 def fixed_bytes(program: Schedule, work: Workload, members: int) -> dict[str, int]:
     """
-    Return the bytes of weights, gradients and optimizer state, by attribute of `Plan`.
+    Return the bytes of weights, gradients and optimizer state: "weight_bytes", "gradient_bytes", "optimizer_bytes".
 
     `members` is the number of CPU threads, each of which has gradients of its own.
     """

@@ -162,7 +162,11 @@ def _global_pool(layer: Layer, _kind: str, itemsize: int, ending: frozenset[str]
 
 
 def _by_position(need: Callable[..., Need]) -> Callable[..., Scratch]:
-    """Return a function for `Row.im2col` of layers that process each position of the input with `need`."""
+    """
+    Return a function for `Row.im2col` of layers that process each position (pixel or token) of the input alone.
+
+    `need` returns the scratch memory for an element size in bytes and a number of channels.
+    """
 
     def scratch(layer: Layer, _kind: str, itemsize: int, _ending: frozenset[str] = blocks.PLAIN) -> Scratch:
         h, w, c = layer.input_shapes[0]

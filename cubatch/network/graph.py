@@ -139,7 +139,7 @@ class Network:
         return any(name in self._trained for name in node.inputs)
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the network as a plain mapping, in the form of a spec file."""
+        """Return "name", "input_shape" and "layers" of the network as a plain mapping, in the form of a spec file."""
         layers = [layer.to_mapping() for layer in self.layers]
         return {"name": self.name, "input_shape": list(self.input_shape), "layers": layers}
 
@@ -194,7 +194,11 @@ def _trained(nodes: Sequence[Node]) -> frozenset[str]:
 
 
 def _connect(input_shape: Extents, layers: Sequence[Layer]) -> tuple[Node, ...]:
-    """Return a node for each layer, with names, inputs and extents filled in; raise for invalid connections."""
+    """
+    Return a node for each layer in order, with names, inputs and extents filled in.
+
+    Raises InvalidSpec for invalid connections, UnknownName for an input that is no layer.
+    """
     paths = [f"layers[{i}] ({layer.type})" for i, layer in enumerate(layers)]
     names = [layer.name or f"layer{i + 1}" for i, layer in enumerate(layers)]
     place = _places(names, paths)

@@ -160,7 +160,11 @@ class Layer:
         return ()
 
     def pass_flops(self, pass_: Pass, batch_size: int = 1) -> int:
-        """Return the FLOP of one pass over a batch; a convolution's `gemms` may also multiply zeros."""
+        """
+        Return the FLOP of one pass over a batch, two for each multiply-add; 0 for a layer that only moves bytes.
+
+        A convolution's `gemms` may have more, since they also multiply zeros.
+        """
         return sum(gemm.flops for gemm in self.gemms(pass_, batch_size))
 
     def flops(self, mode: str = "inference") -> int:
@@ -172,7 +176,7 @@ class Layer:
         """
         Return what training saves besides input and output: {name: (elements per sample, bytes per element)}.
 
-        0 bytes per element stand for the size of the dtype.
+        0 bytes per element stand for the size of the dtype. Empty if nothing else is saved.
         """
         return {}
 

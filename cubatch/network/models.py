@@ -131,7 +131,7 @@ def resolve(
 
 
 def _form(spec: object) -> str:
-    """Return the form of a spec argument: "name", "file", "onnx", "factory", or "" for a layer, network or mapping."""
+    """Return the form of a spec argument: "name", "file", "onnx", "factory"; "" for a layer, network or mapping."""
     if isinstance(spec, str | Path):
         suffix = Path(spec).suffix.lower()
         if suffix == ".onnx":

@@ -206,7 +206,11 @@ def _check(
     network: str,
     remedy: str,
 ) -> None:
-    """Raise InvalidData if tensors are missing, unknown or of another shape than expected."""
+    """
+    Raise InvalidData if tensors are missing, unknown or of another shape than expected.
+
+    The message names `source`, the file, and `network`; `remedy` is its next step for missing and unknown tensors.
+    """
     missing = [f"{key} {shape}" for key, shape in expected.items() if key not in shapes]
     unknown = [key for key in shapes if key not in expected]
     if missing:

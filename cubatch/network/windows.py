@@ -42,7 +42,7 @@ class Axis(NamedTuple):
 
     def span(self, out: int) -> int:
         """
-        Count the source positions from the first to the last that `out` neighboring outputs read.
+        Return the number of source positions from the first to the last that `out` neighboring outputs read.
 
         Example:
             >>> Axis(size=28, out=28, taps=3, stride=1, step=1, offset=-1).span(28)

@@ -78,12 +78,12 @@ class Curve:
 
     @property
     def tied(self) -> list[Dot]:
-        """Points whose difference from the fastest size may be noise."""
+        """Points whose difference from the fastest batch size may be noise."""
         return [p for p in self.points if p.batch_size in self.result.ties and p is not self.fastest]
 
     @property
     def band(self) -> tuple[float, float] | None:
-        """Lowest and highest value within the tolerance of the best; None if there is no best."""
+        """Lowest and highest value of the objective within the tolerance of the best; None if there is no best."""
         if self.fastest is None:
             return None
         value, tolerance = self.fastest.value, self.result.tolerance or 0.0
@@ -106,7 +106,7 @@ class Curve:
 
     @property
     def x_range(self) -> tuple[float, float]:
-        """Left and right end of the axis of batch sizes."""
+        """Batch size at the left end of the axis, and at the right end."""
         sizes = [*self.result.sizes, *(self.limit or ())[:1]]
         if not sizes:
             return 0.7, 1.5
@@ -115,7 +115,7 @@ class Curve:
 
     @property
     def label_above(self) -> float | None:
-        """The value above which the label of `answer` overlaps nothing; None without `answer`."""
+        """The value of the objective above which the label of `answer` overlaps no point; None without `answer`."""
         if self.answer is None:
             return None
         (low, high), n = self.x_range, self.answer.batch_size

@@ -40,7 +40,7 @@ def tuning_curve(result: BatchSizeResult, path: str | Path) -> None:
 
     Raises:
         MissingDependency: If Matplotlib is not installed.
-        InvalidArgument: If the file has another ending or cannot be written.
+        InvalidArgument: If the file has none of these endings or cannot be written.
     """
     style.check(path)
     style.save(figure_of(Curve(result)), path)
@@ -50,9 +50,12 @@ def by_extent(result: ExtentsResult, path: str | Path) -> None:
     """
     Draw a result for several extents into a file: tokens per second against batch size, a line per extent.
 
+    Args:
+        path: The file; its ending .png, .svg or .pdf selects the format.
+
     Raises:
         MissingDependency: If Matplotlib is not installed.
-        InvalidArgument: If the file has another ending or cannot be written.
+        InvalidArgument: If the file has none of these endings or cannot be written.
     """
     style.check(path)
     series = []

@@ -79,10 +79,10 @@ def tables(known: Mapping[str, Any], measured: Mapping[str, object] | None = Non
 
 def vitals(result: BatchSizeResult) -> dict[str, object]:
     """
-    Return the rows of a table of the GPU, text by label; None where a value was not read.
+    Return the rows of a table of the GPU, text with unit by label; None where a value was not read.
 
-    The highest temperature (°C) and memory use are those of all sizes, each with its batch size. Power (W) and busy
-    time (%) are those of the recommended size.
+    "highest temperature" (°C) and "highest memory use" (bytes) are those of all batch sizes, each with its size.
+    "power at the recommended size" is in W, "busy at the recommended size" in % of the time.
     """
     sizes = result.sizes.values()
     chosen = result.sizes.get(result.batch_size or 0)

@@ -259,7 +259,11 @@ class SearchState:
 
     @functools.cached_property
     def expected_loss(self) -> float:
-        """Mean of the loss if the search stopped now, over the sizes that the budget allows to measure."""
+        """
+        Mean loss if the search stopped now, as the logarithm of a ratio of values; see `draw_losses`.
+
+        Only batch sizes that the budget still allows to measure count as better.
+        """
         return float(self.draw_losses(self.feasibility).mean())
 
     @functools.cached_property

@@ -88,7 +88,11 @@ def try_smaller(state: SearchState) -> list[int]:
 
 
 def learn(state: SearchState) -> list[int]:
-    """Return the unmeasured size with the largest expected gain per second, or measured sizes for another round."""
+    """
+    Return the unmeasured batch size with the largest expected gain per second, or measured ones for another round.
+
+    The list is empty if no trial is worth its time.
+    """
     if state.recommended is None or state.goal.objective == "latency":
         return []
     is_paired, loss = state.fitted.noise.is_paired, state.expected_loss / state.tolerance
@@ -163,7 +167,9 @@ def probe_neighbors(state: SearchState) -> list[int]:
 
 def confirm(state: SearchState) -> list[int]:
     """
-    Return the recommended or the user's current size, if it lacks a second trial; else an empty list.
+    Return a list with the recommended batch size, or else the user's current one, if it lacks a second trial.
+
+    The list is empty if neither does.
 
     `learn` leaves it no time in advance: on 108 fake devices that raised the mean regret from 7.6 to 8.4 % at 2 s.
     """

@@ -74,7 +74,7 @@ def scale_rate(policy: str, batch_size: int, base_rate: float) -> float:
 
 
 def run(request: StudyRequest, budget: float) -> Findings:
-    """Train at each batch size with each learning rate and seed, and compare the test accuracies."""
+    """Train at each batch size with each learning rate and seed; return the comparison of the test accuracies."""
     request.require_training()
     network = as_network(request.work.spec)
     images = load_images(request, network)
@@ -156,7 +156,12 @@ def _train(
     cell: Cell,
     progress: tuple[int, int],
 ) -> dict[str, Any]:
-    """Train one cell and return its results; `progress` is (cells done, all cells)."""
+    """
+    Train one cell and return its results; `progress` is (cells done, all cells).
+
+    They are the fields of the cell, "updates" (optimizer steps), "test_accuracy" and "training_loss" of the last epoch.
+    Also whether it "diverged", its "sharpness" (None then), "seconds" of training and "spent_seconds" in total.
+    """
     device, start = request.work.device, time.monotonic()
 
     def show(step: Step) -> None:
@@ -191,7 +196,8 @@ def summarize(policy: str, cell: Cell, runs: Sequence[Mapping[str, Any]]) -> dic
     """
     Return a row for the batch size of a cell and a policy ("fixed" or "scaled"), from `_train`'s results of its seeds.
 
-    Accuracy and training loss are means, sharpness and seconds medians.
+    "test_accuracy" and "training_loss" are means, "sharpness" and "seconds" medians; None for a loss or sharpness that
+    is unknown. The others are "policy", "batch_size", "learning_rate", "updates" and "runs", the results.
     """
     sharp = [run["sharpness"]["eigenvalue"] for run in runs if run["sharpness"] and run["sharpness"]["settled"]]
     losses = [run["training_loss"] for run in runs]

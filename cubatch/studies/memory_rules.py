@@ -30,7 +30,7 @@ _METHOD = [
 
 
 def run(request: StudyRequest, budget: float) -> Findings:
-    """Run some sizes in each mode, and compare the measured bytes with the memory plan and the rules."""
+    """Run some batch sizes in each mode; return measured bytes compared with the memory plan and the rules."""
     chosen = QUICK_SIZES if request.quick else SIZES
     limit = request.largest(chosen[-1])
     sizes = [n for n in chosen if n <= limit]

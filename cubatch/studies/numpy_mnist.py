@@ -45,7 +45,7 @@ _CAUSES = (
 
 
 def run(request: StudyRequest, budget: float) -> Findings:
-    """Profile a training step at each size and, with images, train whole epochs."""
+    """Profile a training step at each batch size and, with images, train whole epochs; return the findings."""
     request.require_training()
     images = None if request.data is None else files.load_mnist(request.data)
     count = SAMPLES if images is None else len(images[0])
@@ -127,9 +127,10 @@ def _timed(train: Callable[[], Training]) -> dict[str, float]:
 
 def _epochs(profile: Mapping[str, Any], trained: Sequence[float], request: StudyRequest, count: int) -> dict[str, Any]:
     """
-    Return the seconds of EPOCHS epochs at the size of a profile, and the share of each cause of the time.
+    Return the "seconds" of EPOCHS epochs at the "batch_size" of a profile, and the "shares" of causes in the time.
 
     They come from `trained`, the seconds of trained epochs, or else from the seconds of a step and `count` images.
+    "epochs_trained" is the number of trained epochs, "published_seconds" the author's time; None if unknown.
     """
     size, causes = profile["batch_size"], profile["causes"]
     per_epoch = sum(trained) / len(trained) if trained else count // size * profile["step_seconds"]

@@ -96,7 +96,7 @@ def run(name: str, request: StudyRequest, *, command: str) -> dict[str, Any]:
 
 
 def describe() -> list[dict[str, Any]]:
-    """Return name, question and defaults of every study, in JSON form."""
+    """Return "name", "title", "question" and defaults ("model", "modes" and "budget_seconds") of every study."""
     return [
         {
             "name": name,

@@ -20,7 +20,7 @@ _METHOD = [
 
 
 def run(request: StudyRequest, budget: float) -> Findings:
-    """Tune, and list the sizes that are nearly as fast as the fastest."""
+    """Tune, and return the batch sizes that are nearly as fast as the fastest."""
 
     def watch(event: Event) -> None:
         request.show(event.done, event.total, event.so_far, "s")

@@ -77,7 +77,7 @@ class StudyRequest:
             raise InvalidArgument("mode", self.mode, '"training": the question is about training')
 
     def tune(self, *, budget: float, **options: Any) -> TuningResult:
-        """Tune with the user's options and the store in the study's folder, so that a killed study continues."""
+        """Tune with the user's options and return the result; a killed study continues from the store in its folder."""
         return autotune(
             self.spec, device=self.device, mode=cast("Any", self.mode), dtype=cast("Any", self.dtype),
             optimizer=cast("Any", self.optimizer), memory_limit=self.memory_limit, budget=budget, seed=self.seed,

@@ -54,7 +54,7 @@ def sweep(
     # sizes to compare: the size, its reference, and the rule by which they are compared
     pairs: Iterable[tuple[int, int, str]] = (),
 ) -> Sweep:
-    """Measure batch sizes equally often, and compare pairs of them by throughput."""
+    """Measure batch sizes equally often; return the result and the comparison of pairs of them by throughput."""
     count = rounds[request.quick]
 
     def watch(event: Event) -> None:
@@ -103,7 +103,7 @@ _PUBLISHED_NOTE = (
 
 def powers_and_neighbors(limit: int) -> dict[int, tuple[int, ...]]:
     """
-    Return powers of two and, by power, the sizes that are compared with it.
+    Return powers of two and, by power, the batch sizes that are compared with it.
 
     The powers are 128, 256, 512 and larger ones up to the limit, but at least the three largest that it allows.
 

@@ -125,7 +125,7 @@ def _over_threads(work: Workload, limit: int) -> Distribution:
 
 def window(full: int, around: int, limit: int) -> range:
     """
-    Return the sizes around a full wave: `around` on either side, at most half of the full wave.
+    Return the batch sizes around the full wave `full`: `around` on either side, at most half of it, and up to `limit`.
 
     Example:
         >>> window(28, 8, 1000), window(4, 8, 1000)
@@ -136,7 +136,7 @@ def window(full: int, around: int, limit: int) -> range:
 
 
 def marks(batch_size: int, distribution: Distribution) -> list[str]:
-    """Return the names of the rules that suggest a batch size: full wave, past full wave, Coulom's, and others."""
+    """Return the names of the rules that suggest a batch size, such as a full wave or a power of two; may be empty."""
     rules = [PAST_FULL_WAVE] if batch_size - 1 in distribution.full_waves else []
     rules += [FULL_WAVE] if batch_size in distribution.full_waves else []
     rules += [f"{COULOM} n={n}" for n, size in distribution.coulom.items() if size == batch_size]
@@ -148,7 +148,7 @@ def marks(batch_size: int, distribution: Distribution) -> list[str]:
 
 
 def _pairs(sizes: Sequence[int], distribution: Distribution) -> list[tuple[int, int, str]]:
-    """Return (size, full wave, rule) to compare: sizes just past a full wave, and other sizes with the nearest one."""
+    """Return (batch size, full wave, rule) to compare: sizes just past a full wave, and others with the nearest one."""
     pairs = [(full + 1, full, PAST_FULL_WAVE) for full in distribution.full_waves]
     for size in sizes:
         full = min(distribution.full_waves, key=lambda top: abs(top - size))
@@ -158,7 +158,7 @@ def _pairs(sizes: Sequence[int], distribution: Distribution) -> list[tuple[int, 
 
 
 def conclude(distribution: Distribution, sizes: Sequence[int], swept: Sweep) -> Findings:
-    """Return the findings: whether sizes just past the full waves are slower, and how sizes of common rules compare."""
+    """Return the findings: are batch sizes just past the full waves slower, how do those of common rules compare?"""
     measured = {m.batch_size: m for m in swept.result.measurements}
     unit, items = distribution.unit, distribution.items
     tops, points = [], []

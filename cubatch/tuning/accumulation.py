@@ -36,7 +36,7 @@ class Cut:
 
 def cut(result: TuningResult, target: int, *, fitting: Collection[int] | None = None) -> Cut:
     """
-    Divide an effective batch into the steps that take the least time in total.
+    Return the division of an effective batch into the steps that take the least time in total.
 
     Considered are the divisors of the batch up to the largest timed size. Times are those measured, also of dropped
     sizes, and interpolated linearly between measured sizes. If all divisors are below the measured sizes, the largest

@@ -61,6 +61,8 @@ def read(anchors: Iterable[TuningResult | str | Path], work: Workload) -> list[A
     """
     Return tuning results, or files of them, as anchors: measurements that correct the prediction for a workload.
 
+    Each argument gives one anchor, in their order.
+
     Raises:
         InvalidData: If a file is no tuning result of this schema.
         InvalidArgument: If a result is of a CPU, a callable, several GPUs or an unknown GPU, or has no time. Also if it

@@ -48,7 +48,7 @@ class Comparison(Shown):
 
     @property
     def cost_per_million_samples(self) -> dict[str, float]:
-        """Cost of a million samples at each recommended size, in the currency of the prices; GPUs with a price only."""
+        """By GPU with a price, the cost of a million samples at its recommended batch size, in the prices' currency."""
         return {
             name: self.prices[name] / _SECONDS_PER_HOUR * _MILLION / forecast.samples_per_second[forecast.batch_size]
             for name, forecast in self.forecasts.items()
@@ -134,7 +134,7 @@ def is_tied(forecast: Forecast, other: Forecast) -> bool:
 
 def _logarithm(forecast: Forecast) -> tuple[float, float]:
     """
-    Return the natural logarithm of the objective at the recommended size, and half the width of its 90 % interval.
+    Return the logarithm (base e) of the objective at the recommended batch size, and half its 90 % interval.
 
     The objective is seconds of a step for latency, else samples per second.
     """

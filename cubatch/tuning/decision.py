@@ -25,7 +25,7 @@ UNSEEN = "unseen"
 
 @attrs.frozen
 class Fate:
-    """The outcome of one size."""
+    """The outcome of one batch size."""
 
     batch_size: int  # the size
     status: str  # one of `records.STATUSES`, or UNSEEN
@@ -35,7 +35,7 @@ class Fate:
 
 @attrs.frozen
 class Decision:
-    """The reason why the recommended size is not larger, and the sizes that show it."""
+    """The reason why the recommended batch size is not larger, and the sizes that show it."""
 
     limit: str | None  # one of `results.DECIDED_BY`; None if no limit was met, or a larger size was interrupted
     top: int  # the largest size that ran within every limit, or the recommended one
@@ -58,9 +58,9 @@ def decide(
     multiple: int = 1,  # the search adds multiples of this size
 ) -> Decision:
     """
-    Decide which limit kept the recommended size from being larger.
+    Return which limit kept the recommended batch size from being larger.
 
-    The first that holds:
+    It is the first that holds:
 
         None            a larger size was interrupted, in a partial result
         budget          a larger size is "not_run": the budget ended before it, and it might be better
@@ -139,7 +139,11 @@ def _limit(
 
 
 def _edge(larger: Sequence[Fate], top: int, limit: tuple[int, str] | None) -> tuple[int, str] | None:
-    """Return the given limit, or (size, FAILURE) if a smaller size failed otherwise; None if there is neither."""
+    """
+    Return the given limit, or (batch size, FAILURE) if a smaller size above `top` failed for another reason.
+
+    None if there is neither.
+    """
     failure = next((fate.batch_size for fate in larger if fate.batch_size > top and fate.status in _FAILED), None)
     if failure is None or (limit is not None and (limit[0] < failure or _is_near(top, limit[0]))):
         return limit
@@ -148,7 +152,7 @@ def _edge(larger: Sequence[Fate], top: int, limit: tuple[int, str] | None) -> tu
 
 def _is_ruled_out_below(edge: tuple[int, str] | None, top: int, larger: Sequence[Fate]) -> bool:
     """
-    Return whether all sizes between `top`, the largest that ran, and the next limit were ruled out as no better.
+    Return whether all batch sizes between `top`, the largest that ran, and the next limit were ruled out as no better.
 
     `edge` is the limit as (size, kind); without one, None, the result is False.
     """
@@ -168,7 +172,7 @@ def _is_worse(last: Fate, best: Fate, goal: Goal) -> bool:
 
 
 def _is_met(ran: int, edge: int, by_size: Mapping[int, Fate], multiple: int) -> bool:
-    """Return whether no size is left to try between `ran`, the largest size that ran, and the limit `edge`."""
+    """Return whether no batch size is left to try between `ran`, the largest size that ran, and the limit `edge`."""
     failed = by_size.get(edge)
     has_failed = failed is not None and (failed.status == "out_of_memory" or failed.breaks_latency)
     is_next = ran // multiple == (edge - 1) // multiple and not any(ran < n < edge for n in by_size)

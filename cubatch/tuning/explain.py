@@ -139,7 +139,7 @@ def _not_compared(result: TuningResult, n: int, value: str) -> str:
 
 def is_compared(result: TuningResult) -> bool:
     """
-    Return whether the timings support the recommended size.
+    Return whether the timings support the recommended batch size.
 
     It is the only candidate, lies right below a limit, or has at least LEAST_TIMINGS timings and others were timed.
     """
@@ -188,7 +188,7 @@ def details(
     result: TuningResult, decision: Decision, posterior: Posterior, outcomes: Outcomes, throttled_only: Sequence[int]
 ) -> list[str]:  # fmt: skip
     """
-    Return sentences on why no other size is recommended, and on the conditions of the timings.
+    Return sentences on why no other batch size is recommended, and on the conditions of the timings.
 
     Args:
         decision: What ended the sizes above the recommended one.
@@ -258,7 +258,7 @@ def _loader(result: TuningResult) -> list[str]:
 
 
 def sizes_without_result(result: TuningResult, outcomes: Outcomes) -> list[str]:
-    """Return sentences on sizes without a result, with the reason, and on the largest size that fits in memory."""
+    """Return sentences on batch sizes without a result, with the reason, and on the largest that fits in memory."""
     facts, ran = {n: outcome.facts for n, outcome in outcomes.items()}, result.largest_measured or 0
     sizes = list(result.sizes.values())
     untried = [m for m in sizes if m.status == "not_run"]
@@ -289,7 +289,7 @@ def sizes_without_result(result: TuningResult, outcomes: Outcomes) -> list[str]:
 
 
 def count_statuses(measurements: Sequence[Measurement], limits: Mapping[str, object]) -> str:
-    """Return a phrase on sizes that failed or exceed a limit, by kind of outcome, with the first size's reason."""
+    """Return a phrase on batch sizes that failed or exceed a limit, by outcome, with the reason of the first."""
     limit = _latency_limit(limits)
     ways: dict[str, list[Measurement]] = {}
     for m in measurements:
@@ -305,7 +305,7 @@ def count_statuses(measurements: Sequence[Measurement], limits: Mapping[str, obj
 
 
 def breaks_latency_limit(measurement: Measurement, limit: float) -> str:
-    """Return a phrase with the step time of a size and the latency limit that it exceeds."""
+    """Return a phrase with the step time of a batch size and the latency limit that it exceeds."""
     seconds, count = format_seconds(measurement.latency_seconds or 0.0), _count(len(measurement.timings_seconds))
     return f"{measurement.batch_size} takes {seconds} ({count}), above the latency limit of {format_seconds(limit)}"
 
@@ -322,7 +322,7 @@ def _interrupted(result: TuningResult) -> str:
 
 
 def _rank(result: BatchSizeResult, n: int, fastest: int | None = None) -> str:
-    """Return a phrase on how good size n is by the objective, compared with `fastest`; None: the result's."""
+    """Return a phrase on how good batch size n is by the objective, compared with `fastest`; None: the result's."""
     latency, fastest = result.objective == "latency", fastest or result.fastest_batch_size
     if not result.predicted and sum(m.is_measured for m in result.sizes.values()) == 1:
         return "the only size that ran within the limits"
@@ -334,7 +334,7 @@ def _rank(result: BatchSizeResult, n: int, fastest: int | None = None) -> str:
 
 
 def _before_the_end(result: BatchSizeResult) -> str:
-    """Return a phrase with the number of measured sizes if the budget ended before others; else empty text."""
+    """Return a phrase with the number of measured batch sizes if the budget ended before others; else empty text."""
     if result.decided_by != "budget":
         return ""
     count = sum(m.latency_seconds is not None for m in result.sizes.values())
@@ -342,7 +342,7 @@ def _before_the_end(result: BatchSizeResult) -> str:
 
 
 def _doubt(result: TuningResult, chosen: Measurement) -> str:
-    """Return in parentheses why the recommended size's value is uncertain: its error, few timings, a busy machine."""
+    """Return in parentheses why the recommended size's value is uncertain, as by few timings; empty if it is not."""
     timings = len(chosen.timings_seconds)
     width = None if result.decided_by == "loader" else chosen.half_width  # it is the error of the step
     words = [
@@ -426,7 +426,7 @@ def _conditions(result: TuningResult, posterior: Posterior, throttled_only: Sequ
 
 
 def _largest(result: BatchSizeResult) -> list[str]:
-    """Return a sentence on the largest batch size that fits by the memory plan and the largest that ran."""
+    """Return a list with a sentence on the largest batch sizes that fit and that ran; empty without a memory plan."""
     largest, ran = result.largest_batch_size, getattr(result, "largest_measured", None)
     if largest is None:
         return []
@@ -440,7 +440,7 @@ def _largest(result: BatchSizeResult) -> list[str]:
 
 
 def ran_out_of_memory(result: BatchSizeResult) -> int | None:
-    """Return the smallest size that fits by the memory plan but ran out of memory above all that ran; None if none."""
+    """Return the least batch size above all that ran that fits by the plan but ran out of memory; None if none did."""
     largest = result.largest_batch_size or 0
     ran = max((n for n, m in result.sizes.items() if m.latency_seconds is not None), default=0)
     failed = (n for n, m in result.sizes.items() if m.status == "out_of_memory")
@@ -451,7 +451,7 @@ def ran_out_of_memory(result: BatchSizeResult) -> int | None:
 
 
 def _limit(result: BatchSizeResult, decision: Decision, outcomes: Outcomes = _NONE) -> list[str]:
-    """Return sentences on what kept the recommended size from being larger."""
+    """Return sentences on what kept the recommended batch size from being larger; none if the user listed one only."""
     limit = decision.limit
     if limit in ("peak", "plateau"):
         return [_curve(result, decision)]
@@ -505,7 +505,7 @@ def _listed(result: BatchSizeResult, decision: Decision) -> str:
 
 
 def _untried(result: BatchSizeResult, outcomes: Outcomes) -> list[str]:
-    """Return sentences on how long a trial of the next larger size would have taken, if that is known."""
+    """Return sentences on how long a trial of the next larger batch size would have taken, if that is known."""
     untried = [n for n, m in result.sizes.items() if n > (result.batch_size or 0) and m.status == "not_run"]
     sentences = []
     known = (n for n in untried if n in outcomes and "needed_seconds" in outcomes[n].facts)
@@ -519,7 +519,7 @@ def _untried(result: BatchSizeResult, outcomes: Outcomes) -> list[str]:
 
 
 def _unknown(result: BatchSizeResult, decision: Decision) -> str:
-    """Return a sentence for a result without a known limit, after an interruption, a failure or a gap in the sizes."""
+    """Return a sentence for a result without a known limit: by an interruption, a failure, or missing batch sizes."""
     n, top, limit = result.batch_size or 0, decision.top, _latency_limit(result.limits)
     beyond = [m for m in result.sizes.values() if m.batch_size > top]
     if any(m.status == "interrupted" for m in result.sizes.values() if m.batch_size > n):
@@ -592,7 +592,7 @@ def _unknown_architecture(device: Device) -> Iterator[str]:
 
 
 def _predicted_ties(forecast: Forecast) -> Iterator[str]:
-    """Yield which sizes tie with the fastest, and why one of them that a user would prefer is not recommended."""
+    """Yield which batch sizes tie with the fastest, and why one of them that a user would prefer is not recommended."""
     if not forecast.tied_with:
         return
     n, is_latency = forecast.batch_size, forecast.objective == "latency"

@@ -211,7 +211,7 @@ def plain(limits: Limits) -> list[Candidate]:
 
 def _proposals(work: Workload, largest: int, top: int | None) -> list[Proposal]:
     """
-    Return all proposed sizes, grouped by the kind of reason.
+    Return all proposed batch sizes, grouped by the kind of reason.
 
     They are from 1 to `largest`, the largest size that fits in memory, and up to `top`, the user's maximum; None: no
     maximum.
@@ -247,7 +247,7 @@ def _limits(largest: int, top: int | None) -> list[Proposal]:
 
 def _accepted(limits: Limits, largest: int, proposals: Sequence[Proposal]) -> list[Proposal]:
     """
-    Return the proposals that `multiple_of` and `divides` accept, and more accepted sizes up to the limit.
+    Return the proposals that `multiple_of` and `divides` accept, then more accepted batch sizes up to the limit.
 
     Raises:
         InvalidArgument: If no accepted size is within the limit.
@@ -269,7 +269,7 @@ def _accepted(limits: Limits, largest: int, proposals: Sequence[Proposal]) -> li
 
 
 def _current(limits: Limits) -> list[Proposal]:
-    """Return a proposal of the user's current size, also if it does not fit; an empty list if there is none."""
+    """Return a proposal of the user's current batch size, also if it does not fit; an empty list if there is none."""
     return [] if limits.current is None else [Proposal(limits.current, CURRENT, CURRENT)]
 
 
@@ -284,7 +284,7 @@ def _plain(limit: int) -> list[Proposal]:
 
 
 def asked_for(sizes: Iterable[int]) -> list[Candidate]:
-    """Return candidates of exactly these sizes, which the user gave."""
+    """Return candidates of exactly these batch sizes, which the user gave."""
     return [Candidate(size, ASKED) for size in sizes]
 
 
@@ -300,7 +300,7 @@ def _ladder(proposals: Sequence[Proposal]) -> list[Candidate]:
 
 def _cut(sizes: Sequence[int], proposals: Sequence[Proposal]) -> set[int]:
     """
-    Return the 40 sizes that the rule in the docstring of `candidates` selects.
+    Return the 40 batch sizes that the rule in the docstring of `candidates` selects.
 
     The first two steps select at most 40. Closing gaps adds at most one size between two of the 31 powers of two. The
     limits and the first sizes of each kind of reason are at most 7 more.
@@ -323,7 +323,7 @@ def _cut(sizes: Sequence[int], proposals: Sequence[Proposal]) -> set[int]:
 
 
 def between(size: int, steps: Sequence[Candidate]) -> Candidate:
-    """Return a candidate of a size between two candidates in `steps`; its reason names both."""
+    """Return a candidate of a batch size between two candidates in `steps`; its reason names both."""
     sizes = [step.batch_size for step in steps]
     below, above = (max(n for n in sizes if n < size), min(n for n in sizes if n > size))
     return Candidate(size, (f"between {below} and {above}",))

@@ -126,7 +126,11 @@ def _of_buckets(lengths: Sequence[int], edges: Mapping[int, int]) -> Batches:
 
 
 def _of_tokens(lengths: Sequence[int], budget: int) -> Batches:
-    """Yield batches of successive ascending lengths that are padded to at most `budget` positions."""
+    """
+    Yield batches of successive lengths that have at most `budget` positions after padding to the longest.
+
+    `lengths` are in ascending order. One above `budget` is a batch of its own.
+    """
     first = 0
     for stop, length in enumerate(lengths, start=1):
         if (stop - first) * length > budget and stop - first > 1:

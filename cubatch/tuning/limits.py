@@ -16,7 +16,7 @@ _LARGEST_SEED = 2**64 - 1  # SQLite and JSON readers take no larger integers
 
 @attrs.frozen(kw_only=True)
 class Limits:
-    """The sizes, the time and the seed of a request."""
+    """The batch sizes, the time and the seed of a request."""
 
     batch_sizes: tuple[int, ...] | None = None  # exactly these, ascending; None leaves them to the search
     max_batch_size: int | None = None  # the largest size; None for no limit but memory
@@ -87,7 +87,11 @@ class Limits:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The fields by name that must be equal for cached timings to be used again."""
+        """
+        The fields by name that must be equal for cached timings to be used again.
+
+        They are `batch_sizes`, `max_batch_size` and `seed`, and other fields where they are not the default.
+        """
         sizes = None if self.batch_sizes is None else list(self.batch_sizes)
         optional = {
             "sweeps": self.sweeps, "current": self.current, "divides": self.divides,

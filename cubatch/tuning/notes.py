@@ -149,7 +149,7 @@ class Note:
 
     @property
     def withholds(self) -> bool:
-        """Whether the note replaces the recommendation."""
+        """Whether the note prevents a recommendation, so that the result's `batch_size` is None."""
         return self.code in WITHHOLDS
 
 

@@ -136,7 +136,7 @@ def predict(
 
 def _forecast(subject: PredictedSubject, request: Request, about_memory: str) -> Forecast:
     """
-    Return the forecast: the predicted steps of all candidates, and the recommended size.
+    Return the forecast: the predicted steps of all candidates, and the recommended batch size.
 
     `about_memory` is a sentence on the memory limit, for the notes.
     """
@@ -204,7 +204,7 @@ def _at_latency_limit(
     request: Request, sizes: Sequence[int], seconds: Iterable[float], subject: PredictedSubject
 ) -> list[int]:  # fmt: skip
     """
-    Return the largest size predicted to be within the latency limit and the next one, without those in `sizes`.
+    Return the largest batch size predicted to be within the latency limit and the next one, without those in `sizes`.
 
     `seconds` are the predicted seconds of a step at `sizes`, which ascend.
     """

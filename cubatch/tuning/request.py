@@ -51,7 +51,7 @@ class Request:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The arguments by name that must be equal for cached timings of a subject to be used again."""
+        """The goal's fields, those of `Limits.identity` and `memory_limit`, equal if cached timings may be reused."""
         return {**attrs.asdict(self.goal), **self.limits.identity, "memory_limit": self.memory_limit}
 
 

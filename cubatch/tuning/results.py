@@ -142,7 +142,7 @@ class Measurement:
 
     @property
     def is_measured(self) -> bool:
-        """Whether the size has a time and is within every limit."""
+        """Whether the batch size has a time and is within every limit."""
         return self.status in TIMED and self.latency_seconds is not None
 
     def exceeds(self, latency_limit: float | None) -> bool:
@@ -211,7 +211,7 @@ class BatchSizeResult(Shown):
 
     @property
     def shares(self) -> dict[int, float]:
-        """By batch size within the limits, the share of the best value that it reaches; 1 is the best."""
+        """By batch size within the limits, the share of the best value that it reaches; 1 is the best. May be empty."""
         is_latency = self.objective == "latency"
         within = {n: m.value(self.objective) for n, m in self.sizes.items() if m.status != "over_limit"}
         values = {n: value[0] for n, value in within.items() if value is not None and value[0] > 0}
@@ -223,7 +223,7 @@ class BatchSizeResult(Shown):
     @property
     def noisy_ties(self) -> tuple[int, ...]:
         """
-        Sizes tied with the fastest only because their timings vary widely.
+        Batch sizes tied with the fastest only because their timings vary widely; none in a prediction.
 
         They reach less than 90 % of the best value, and half their interval is wider than NOISY_SHARE.
         """
@@ -351,19 +351,19 @@ class TuningResult(BatchSizeResult):
 
     @property
     def step_samples_per_second(self) -> float | None:
-        """Samples per second of the step alone, at the recommended size; None without a recommendation."""
+        """Samples per second of the step alone, at the recommended batch size; None without a recommendation."""
         size = self.sizes.get(self.batch_size or 0)
         return None if size is None else size.samples_per_second
 
     @property
     def loader_samples_per_second(self) -> float | None:
-        """Samples per second of the data loader alone, at the recommended size; None if no loader was given."""
+        """Samples per second of the data loader alone, at the recommended batch size; None if no loader was given."""
         return None if self.loader is None else self.loader.rate_at(self.batch_size or self.loader.batch_size)
 
     @property
     def samples_per_second(self) -> float | None:
         """
-        Samples per second at the recommended size; None without a recommendation.
+        Samples per second at the recommended batch size; None without a recommendation.
 
         They are those of the step, or of the loop with the data loader if one was given.
         """
@@ -371,7 +371,7 @@ class TuningResult(BatchSizeResult):
 
     @property
     def loop_rates(self) -> dict[int, float]:
-        """Samples per second by measured size: of the step, or of the loop with the data loader if given."""
+        """Samples per second by measured batch size: of the step, or of the loop with the data loader if given."""
         rates = {m.batch_size: m.samples_per_second for m in self.comparable if m.samples_per_second}
         return rates if self.loader is None else {n: self.loader.loop_rate(rate, n) for n, rate in rates.items()}
 
@@ -389,7 +389,7 @@ class TuningResult(BatchSizeResult):
 
     @property
     def exchange_seconds(self) -> float | None:
-        """Seconds of a step during which devices summed their gradients; None for one device."""
+        """Seconds of a step at `batch_size` in which gradients are summed over the devices; None for one device."""
         return None if self.data_parallel is None else self.data_parallel.exchange_seconds
 
     @property
@@ -447,7 +447,7 @@ class TuningResult(BatchSizeResult):
 
     def choices(self, within: float = 0.05) -> dict[int, float]:
         """
-        Return sizes worth trying as a hyperparameter, ascending, with the share of the throughput that each costs.
+        Return the batch sizes worth trying as a hyperparameter, ascending, each with the share of throughput it costs.
 
         The recommended size is always included, regardless of its cost. The other sizes are added from the fastest
         down. A size within a factor of 1.25 of one already included is left out, because training can hardly

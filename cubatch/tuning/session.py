@@ -32,7 +32,7 @@ _DEVICE_FACTS = (
 
 def tune(subject: Subject, request: Request) -> TuningResult:
     """
-    Measure a subject and recommend a batch size.
+    Measure a subject; return the result with the recommended batch size.
 
     Raises:
         DoesNotFit: If not even one sample fits.
@@ -98,7 +98,7 @@ class _Session:
 
     def save_ladder(self, measured: Measured | None = None) -> None:
         """
-        Cache the candidate sizes, and the memory limit that they were chosen for.
+        Cache the candidate batch sizes, and the memory limit that they were chosen for.
 
         `measured` has the sizes that the search added, which are cached too; None: there are none.
         """
@@ -134,7 +134,7 @@ class _Session:
 
     @property
     def _largest_allowed(self) -> int | None:
-        """The largest candidate, if it is below the largest size that fits by the memory plan; else None."""
+        """The largest candidate, if it is below the largest batch size that fits by the memory plan; else None."""
         last = max((step.batch_size for step in self.ladder.candidates), default=None)
         return last if last is not None and last < (self.ladder.largest or 0) else None
 
@@ -182,7 +182,7 @@ class _Session:
 
     def _setting(self, launch: Mapping[str, Any] | None) -> dict[str, Any]:
         """
-        Return the fields of the result that do not come from timings: limits, device, environment and others.
+        Return the fields of the result that do not come from timings, by their names in its JSON.
 
         `launch` is `Measured.launch`, None if unknown.
         """

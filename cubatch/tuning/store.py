@@ -181,7 +181,7 @@ class Run:
         self._update(ladder=[attrs.asdict(each) for each in self._candidates])
 
     def timing(self, timing: Timing) -> None:
-        """Store one timing, unless its size and round are already stored."""
+        """Store one timing, unless its batch size and round are already stored."""
         self._has_rows = True
         facts = attrs.asdict(timing, filter=lambda item, value: item.name not in _TIMING_COLUMNS and value is not None)
         self._write(
@@ -209,7 +209,7 @@ class Run:
         self._update(ladder=[attrs.asdict(each) for each in candidates], limit=limit)
 
     def save_exchange(self, facts: Mapping[str, Any]) -> None:
-        """Store the measured cost of the gradient exchange between devices, for reruns."""
+        """Store the fields of `DataParallel`, the measured cost of the gradient exchange, for reruns."""
         self.limit = {**(self.limit or {}), "exchange": dict(facts)}
         self._update(limit=self.limit)
 
@@ -354,7 +354,7 @@ def _read_run(database: sqlite3.Connection, run: int) -> StoredRun:
 
 
 def _read_measured(database: sqlite3.Connection, run: int) -> Measured:
-    """Read the timings of a run in the order they were taken, its outcomes, and its measuring time."""
+    """Return the timings of a run in the order they were taken, its outcomes, and its seconds of measuring."""
     timings = database.execute("SELECT * FROM timings WHERE run = ? ORDER BY rowid", (run,))
     outcomes = database.execute("SELECT * FROM outcomes WHERE run = ? ORDER BY batch_size", (run,))
     spent = database.execute("SELECT seconds_spent FROM runs WHERE id = ?", (run,)).fetchone()[0]

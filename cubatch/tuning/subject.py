@@ -72,11 +72,11 @@ class Subject(Protocol):
 
     @property
     def multiple(self) -> int:
-        """The number of which every batch size that the search adds is a multiple."""
+        """Every batch size that the search adds is a multiple of this number; 1 allows all."""
         return 1
 
     def start(self, *, refresh: bool) -> Sequence[Note]:  # noqa: ARG002 - for those that cache more than timings
-        """Return notes that are known before measuring; with `refresh`, discard caches other than timings."""
+        """Return the notes known before measuring, if any; with `refresh`, discard caches other than timings."""
         return ()
 
     def ladder(self, limits: Limits, cached: Ladder | None, *, is_finished: bool) -> Ladder:
@@ -110,7 +110,7 @@ class Subject(Protocol):
         return Revision(ladder=ladder, measured=measured)
 
     def describe(self, ladder: Ladder) -> Mapping[str, Any]:  # noqa: ARG002 - as above
-        """Return the fields of the result that describe the subject; `environment` is added to the device's."""
+        """Return the result's fields of the subject, such as `l2`; `environment` is added to the device's."""
         return {"l2": "warm"}
 
     def facts(self, sizes: Sequence[int]) -> SubjectFacts:  # noqa: ARG002 - as above
@@ -122,13 +122,13 @@ class Subject(Protocol):
         return None
 
     def run_loop(self, result: TuningResult, limits: Limits) -> LoaderRate | Note | None:  # noqa: ARG002 - as above
-        """Run the loop of loader and step at the sizes that matter; return its rates, a note of failure, or None."""
+        """Run the loop of loader and step at some batch sizes; return its rates, a note of failure, or None."""
         return None
 
     def complete(self, result: TuningResult, run: Run, limits: Limits) -> TuningResult:  # noqa: ARG002 - as above
-        """Return the result with further measurements at the recommended size."""
+        """Return the result with further measurements at the recommended batch size."""
         return result
 
     def remedy(self, ladder: Ladder) -> str:  # noqa: ARG002 - as above
-        """Return what to try if no size could be measured; empty if there is nothing to add."""
+        """Return what to try if no batch size could be measured; empty if there is nothing to add."""
         return ""

@@ -236,7 +236,7 @@ def _tune_present(
     module: TorchModule, kind: Mapping[str, Any], device: Device | str | None, request: Request, ranks: Ranks | None
 ) -> TuningResult:
     """
-    Tune a module of this process, together with those of the other ranks, if there are any.
+    Return the result of tuning a module of this process, together with the other ranks, if there are any.
 
     `kind` has the options of the step: mode, loss, optimizer and others. `device` None is that of the module, and
     `ranks` None: this process has no other ranks.

@@ -30,7 +30,7 @@ _MOMENTS = 3
 @operation(out=lambda given: given.x.shape)
 def batch_norm_train(context: Context, given: SimpleNamespace, *, has_statistics: bool = False) -> Any:
     """
-    Launch the kernels of `functional.batch_norm_train`, with `workspace.misc.batch_norm_workspace` bytes.
+    Launch the kernels of `functional.batch_norm_train` in `workspace.misc.batch_norm_workspace` bytes; return y.
 
     `has_statistics` is whether mean and inv_std are those of the batch already: see `norm_sums`.
     """
@@ -179,7 +179,7 @@ def fold_batch_norms(context: Context, given: SimpleNamespace) -> None:
 @operation(out=lambda given: given.dy.shape)
 def batch_norm_backward(context: Context, given: SimpleNamespace, *, means: Any = None) -> Any:
     """
-    Launch the kernels of `functional.batch_norm_backward`, with `batch_norm_backward_workspace` bytes.
+    Launch the kernels of `functional.batch_norm_backward` in `batch_norm_backward_workspace` bytes; return dx.
 
     `means` (2, c), if given, is what `gradient_sums` left: see `norm_sums`. dgamma and dbeta are complete then.
     """

@@ -49,7 +49,7 @@ def conv2d(
     context: Context, given: SimpleNamespace, *, fused: Fused = PLAIN, norm: Mapping[str, Any] | None = None
 ) -> Any:
     """
-    Launch the kernels of `functional.conv2d`; `fused`, if given, replaces scale, shift, residual and relu.
+    Launch the kernels of `functional.conv2d` and return y; `fused` replaces scale, shift, residual and relu.
 
     `norm` is a batch norm that reads y, see `norm_sums.launch`; None: none.
     """
@@ -90,7 +90,7 @@ def _gradient_problem(context: Context, pass_: Pass, left: Any, right: Any, shap
 @operation(out=lambda given: given.x_shape)
 def conv2d_dgrad(context: Context, given: SimpleNamespace, *, norm: Mapping[str, Any] | None = None) -> Any:
     """
-    Launch the kernels of `functional.conv2d_dgrad`.
+    Launch the kernels of `functional.conv2d_dgrad` and return dx.
 
     `norm` is a batch norm before the convolution, see `norm_sums.launch`; None: none.
     """
@@ -108,7 +108,7 @@ def conv2d_dgrad(context: Context, given: SimpleNamespace, *, norm: Mapping[str,
 
 @operation()
 def conv2d_wgrad(context: Context, given: SimpleNamespace, *, fused: Fused = PLAIN) -> Any:
-    """Launch the kernels of `functional.conv2d_wgrad`; with `fused.residual=dw` the gradient is added to dw."""
+    """Launch the kernels of `functional.conv2d_wgrad` and return dw; `fused.residual=dw` adds the gradient to it."""
     x, dy, dw, db = given.x, given.dy, given.dw, given.db
     wide, stored, patch = _as_stored(x, dw, given)
     if wide is not dw and fused.residual is not None:

@@ -121,10 +121,11 @@ def _stored_maps(
     context: Context, problem: Problem, ends: tuple[Any, ...], output: Any, tile: Tile
 ) -> dict[str, TensorMap | None]:
     """
-    Return the tensor maps with which the copy engine stores an output, adds a residual and applies a mask.
+    Return the tensor maps with which the copy engine stores an output ("stores_tiles") and reads two terms of it.
 
-    The output must have plain rows and no activation but a ReLU, the residual and the mask elements of 16 bits.
-    Without such a term its map is None; all are None if the copy engine cannot store the output.
+    "adds_tiles" is the map of the residual, "masks_tiles" that of the mask; None without this term. All are None if the
+    copy engine cannot store the output. It must have plain rows and no activation but a ReLU, and the terms elements
+    of 16 bits.
     """
     out, *_, residual, mask = ends
     terms = [array for array in (residual, mask) if array is not None]

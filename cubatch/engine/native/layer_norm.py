@@ -16,7 +16,7 @@ from cubatch.kernels.workspace.misc import batch_norm_backward_workspace, row_bl
 
 @operation(out=lambda given: given.x.shape)
 def layer_norm(context: Context, given: SimpleNamespace) -> Any:
-    """Launch the kernel of `functional.layer_norm`; statistics are float32."""
+    """Launch the kernel of `functional.layer_norm` and return y; statistics are float32."""
     x, gamma, beta, y, channels = given.x, given.gamma, given.beta, given.out, given.x.shape[-1]
     statistics = None if given.statistics is None else given.statistics.reshape(-1)
     check(x.dtype, x=x)
@@ -29,7 +29,7 @@ def layer_norm(context: Context, given: SimpleNamespace) -> Any:
 
 @operation(out=lambda given: given.dy.shape)
 def layer_norm_backward(context: Context, given: SimpleNamespace) -> Any:
-    """Launch the kernels of `functional.layer_norm_backward`, with `batch_norm_backward_workspace` bytes."""
+    """Launch the kernels of `functional.layer_norm_backward` in `batch_norm_backward_workspace` bytes; return dx."""
     dy, x, gamma, dgamma, dbeta, dx = given.dy, given.x, given.gamma, given.dgamma, given.dbeta, given.out
     channels, statistics = x.shape[-1], given.statistics.reshape(-1)
     check(x.dtype, x.shape, dy=dy, x=x, out=dx)

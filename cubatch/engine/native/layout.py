@@ -16,7 +16,9 @@ _TILE = 32  # of kernels/misc/layout.cu
 
 def copy_filter(context: Context, w: Any, patch: Pair = (1, 1), *, out: Any, back: bool = False) -> Any:
     """
-    Copy filters (k, r, s, c) into filters over patches of a stored batch, or back: see `kernels.padding`.
+    Copy filters (k, r, s, c) into filters over patches of a stored batch, or back, and return `out`.
+
+    `kernels.padding` describes the patches.
 
     Args:
         patch: Height and width of a patch, in taps.
@@ -36,7 +38,7 @@ def copy_filter(context: Context, w: Any, patch: Pair = (1, 1), *, out: Any, bac
 
 
 def transpose(context: Context, x: Any, *, out: Any) -> Any:
-    """Copy a matrix (rows, columns) into `out` (columns, rows) of the same type."""
+    """Copy a matrix (rows, columns) into `out` (columns, rows) of the same type, and return `out`."""
     rows, columns = x.shape
     check(x.dtype, x.shape, x=x)
     check(x.dtype, (columns, rows), out=out)

@@ -54,9 +54,9 @@ def _run_rows(context: Context, name: str, arrays: tuple[Any, ...], columns: int
 @operation()
 def softmax_cross_entropy(context: Context, given: SimpleNamespace) -> Any:
     """
-    Launch the kernels of `functional.softmax_cross_entropy`; labels are int32, the scale is float32.
+    Launch the kernels of `functional.softmax_cross_entropy` and return the loss, a float64 array of one element.
 
-    The workspace has `workspace.misc.softmax_cross_entropy_workspace` bytes.
+    Labels are int32, the scale is float32. The workspace has `workspace.misc.softmax_cross_entropy_workspace` bytes.
     """
     logits, labels, scale, xp = given.logits, given.labels, given.scale, of(given.logits)
     loss = xp.empty(1, dtype=np.float64) if given.loss is None else given.loss

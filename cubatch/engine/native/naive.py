@@ -35,7 +35,7 @@ _CONVOLUTION = np.dtype(
 def gemm(
     context: Context, a: Any, b: Any, bias: Any = None, *, layout: str = "nt", relu: bool = False, out: Any = None
 ) -> Any:
-    """Launch the kernel of a matrix product; arguments are those of `gemm.gemm`."""
+    """Launch the kernel of a matrix product and return `out`; arguments are those of `gemm.gemm`."""
     m, n, gemm_k = extents(a, b, layout)
     result = of(a).empty((m, n), dtype=a.dtype) if out is None else out
     check(a.dtype, a=a, b=b, bias=bias)

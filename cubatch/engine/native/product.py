@@ -113,6 +113,8 @@ def _run_what_is_taken(context: Context, operands: Operands, *, try_out: bool) -
     """
     Run the chosen variant; if the driver refuses it, run one of another family and stop using the refused family.
 
+    Return the number of tiles whose sums were written into `Fused.sums`, as `_launch`.
+
     No GPU has confirmed tensor maps whose pixels overlap. If one is refused, other problems still use the family.
     `try_out` is whether the choice may time variants on the arrays, without sums: a winner is one of all such products.
     """
@@ -147,7 +149,11 @@ def _with_statistics(context: Context, problem: Problem) -> list[Kernel]:
 
 
 def _launch(context: Context, split: SplitKernel, operands: Operands) -> int:
-    """Launch a variant and, if it splits gemm_k, the kernel that adds up the slices; return tiles of `Fused.sums`."""
+    """
+    Launch a variant and, if it splits gemm_k, the kernel that adds up the slices.
+
+    Return the number of tiles whose sums were written into `Fused.sums`; 0 if the variant computes none.
+    """
     chosen, count, problem, fused = split.kernel, split.slices, operands.problem, operands.fused
     out, b, ends, columns = operands.out, operands.b, operands.ends, operands.columns
     tiles_m, tiles_n = tiles(problem, chosen)

@@ -35,11 +35,10 @@ from cubatch.kernels.workspace import attention_scratch as scratch
 @operation(out=lambda given: given.x.shape)
 def attention(context: Context, given: SimpleNamespace) -> Any:
     """
-    Launch the kernels of `functional.attention`; rows of the weights in `keep` have `stored_row` elements.
+    Launch the kernels of `functional.attention` and return y.
 
-    Float32 in place of weights of 16 bits receives logarithms of sums instead, see `attend`.
-
-    The workspace has `attention_scratch.attention_workspace` bytes.
+    Rows of the weights in `keep` have `stored_row` elements. Float32 in place of weights of 16 bits receives logarithms
+    of sums instead, see `attend`. The workspace has `attention_scratch.attention_workspace` bytes.
     """
     x, y, keep, heads = given.x, given.out, given.keep, given.heads
     n, t, c, dtype = len(x), math.prod(x.shape[1:-1]), x.shape[-1], product_dtype(context, x)
@@ -132,7 +131,7 @@ def attend_backward(
 
 @operation(out=lambda given: given.dy.shape)
 def attention_backward(context: Context, given: SimpleNamespace) -> Any:
-    """Launch the kernels of `functional.attention_backward`, with `attention_backward_workspace` bytes."""
+    """Launch the kernels of `functional.attention_backward` in `attention_backward_workspace` bytes; return dx."""
     dy, x, w_in, dx, heads = given.dy, given.x, given.w_in, given.out, given.heads
     n, t, c, dtype = len(x), math.prod(x.shape[1:-1]), x.shape[-1], product_dtype(context, x)
     check(x.dtype, x.shape, dy=dy, x=x, out=dx)

@@ -28,7 +28,7 @@ _CHUNK = 512
 
 @attrs.frozen(eq=False)
 class GaussianProcess:
-    """A correction of predicted times by a Gaussian process, a weighted sum over similar measurements."""
+    """A correction of the logarithm of predicted times by a Gaussian process, a sum over similar measurements."""
 
     lengths: NDArray[np.float32]  # length scales of FEATURES
     points: NDArray[np.float32]  # features of the measurements, as from `table`, divided by `lengths`

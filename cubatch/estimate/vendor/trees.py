@@ -100,7 +100,7 @@ def features(work: Work, places: Places, candidates: Sequence[Algorithm], times:
         times: Seconds of each case by each of these algorithms.
 
     Returns:
-        dict: Features by name, each an array with one entry per case.
+        dict: By each feature's name, an array with one entry per case.
     """
     best = times.min(axis=0)
     groups: dict[str, Array] = {}
@@ -129,7 +129,7 @@ def features(work: Work, places: Places, candidates: Sequence[Algorithm], times:
 
 
 def _rounding(share: Array) -> Array:
-    """Return the blocks of the busiest SM divided by the mean number of blocks per SM, `share`; 1 for many waves."""
+    """Return the blocks of the busiest SM divided by the mean number per SM, `share`; 1 from 64 blocks per SM on."""
     return np.where(share < _MANY_WAVES, np.ceil(share) / share, 1.0)
 
 

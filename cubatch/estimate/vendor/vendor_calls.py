@@ -71,7 +71,7 @@ class Call:
 
     @property
     def channels(self) -> tuple[float, float]:
-        """Input and output channels of one group of its first product."""
+        """Number of input channels and of output channels of one group of its first product."""
         return self._first("c") / self._first("groups"), self._first("k") / self._first("groups")
 
     def _first(self, name: str) -> float:
@@ -92,7 +92,7 @@ def direct_flops(extents: Array | Sequence[float]) -> Array:
 
 def of_product(gemm: Gemm, pass_: Pass) -> tuple[float, ...]:
     """
-    Return the EXTENTS of a linear layer whose pass `pass_` computes this matrix product.
+    Return the extents, in the order of EXTENTS, of a linear layer whose pass `pass_` computes this matrix product.
 
     Several equal products become groups of the layer.
     """

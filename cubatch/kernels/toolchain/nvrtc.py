@@ -145,7 +145,7 @@ def candidates() -> tuple[str, ...]:
 
 
 def wheel_files(wheels: Sequence[str], name: re.Pattern[str]) -> list[str]:
-    """Return the paths of files in installed wheels whose base name matches; ignore wheels that are not installed."""
+    """Return the paths of files in wheels whose base name matches, in the order of `wheels`; none of missing wheels."""
     paths: list[str] = []
     for wheel in wheels:
         try:

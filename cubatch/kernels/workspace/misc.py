@@ -196,10 +196,14 @@ def softmax_cross_entropy_workspace(rows: int, classes: int, device: Device) -> 
 
 
 def loss_scale_workspace(count: int, dtype: str) -> int:
-    """Return the scratch memory for detecting gradients that are not finite, in bytes: a flag per block."""
+    """Return the bytes of scratch memory for finding infinite or NaN gradients, `count` in all: a flag per block."""
     return element_blocks(count, BYTES_PER_ELEMENT[dtype]) * _FLAG_BYTES
 
 
 def element_blocks(count: int, itemsize: int) -> int:
-    """Return the number of blocks of an elementwise kernel; kernels/common/elements.cuh has the ELEMENTS of a block."""
+    """
+    Return the number of blocks of an elementwise kernel for `count` elements of `itemsize` bytes.
+
+    kernels/common/elements.cuh has the ELEMENTS of a block.
+    """
     return -(-count // (THREADS * _LOADS * (VECTOR_BYTES // itemsize)))

@@ -149,7 +149,7 @@ def _add(build: Builder, step: Step) -> Value:
 
 def _add_constant(build: Builder, step: Step, constant: np.ndarray[Any, Any]) -> Value:
     """
-    Make an added constant the bias of the product before it or positions of tokens.
+    Make an added constant the bias of the product before it or positions of tokens; return the sum.
 
     Zeros add nothing; for other constants it raises UnsupportedOperator.
     """

@@ -260,7 +260,7 @@ class _Reader:
         return helper.make_graph([node], "constant", *values)
 
     def _steps(self, node: Any) -> list[Step]:
-        """Convert an ONNX node to import steps, one for each of its outputs."""
+        """Return the import steps of an ONNX node, one for each of its outputs in their order."""
         name = node.op_type if node.domain in _OWN_DOMAINS else f"{node.domain}.{node.op_type}"
         attributes = {each.name: self._attribute(each) for each in node.attribute}
         pattern = self._patterns.match(node)

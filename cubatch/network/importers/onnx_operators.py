@@ -226,7 +226,7 @@ def _dropout(call: Call) -> Meaning:
 
 
 def _joined(kind: str) -> Callable[[Call], Meaning]:
-    """Return a function that translates an addition or multiplication of two values, or of one and a constant."""
+    """Return a function that translates an addition or product (`kind`) of two values, or of one and a constant."""
 
     def meaning(call: Call) -> Meaning:
         constants = [call.constants[name] for name in call.inputs if name in call.constants]

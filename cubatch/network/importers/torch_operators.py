@@ -215,7 +215,7 @@ def _mean(call: Call) -> Meaning:
 
 
 def _joined(kind: str) -> Callable[[Call], Meaning]:
-    """Return a function that translates an addition or multiplication of two values, or of one and a constant."""
+    """Return a function that translates an addition or product (`kind`) of two values, or of one and a constant."""
 
     def meaning(call: Call) -> Meaning:
         if call.option("alpha", 1) != 1:

@@ -109,7 +109,11 @@ class Conv2d(Layer, type="conv2d", can_clamp=True, backward_reads=frozenset("x")
         )
 
     def pass_flops(self, pass_: Pass, batch_size: int = 1) -> int:  # noqa: ARG002
-        """Return the FLOP of one pass over a batch: each pass pairs every output with every tap of its filter once."""
+        """
+        Return the FLOP of one pass over a batch, two for each multiply-add; they are equal for all passes.
+
+        Each pass multiplies and adds once for every output and every weight of its filter.
+        """
         return super().pass_flops(Pass.FPROP, batch_size)
 
 

@@ -103,7 +103,7 @@ def _segments(taken: ModuleFootprint) -> str:
 
 
 def _cheapest(rows: Sequence[DeviceMemory], size: int) -> str:
-    """Return a sentence on which devices the requested batch fits, and which of them is the cheapest."""
+    """Return a sentence on which devices a batch of `size` samples fits, and which of them is the cheapest."""
     fitting = [row for row in rows if row.fits]
     if not fitting:
         return f"Batch {format_count(size)} fits on none of these devices."

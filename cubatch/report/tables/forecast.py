@@ -119,7 +119,7 @@ def compared(
 
 def layers(result: Forecast) -> Grid:
     """
-    Return the table of the passes of a step at the recommended size, longest first.
+    Return the table of the passes of a step at the recommended batch size, longest first.
 
     Passes with equal predictions share a line.
     """
@@ -203,7 +203,7 @@ def _bound(passes: Sequence[PassShare]) -> str | None:
 
 
 def _summed(rest: Sequence[PassShare]) -> list[list[Any]]:
-    """Return a row for all matrix products that are not listed, and one for all passes that only move bytes."""
+    """Return a row for the matrix products in `rest`, and one for its passes that only move bytes; none for no pass."""
     moving = [each for each in rest if each.blocks is None]
     kinds = {"products": [each for each in rest if each.blocks is not None], "bytes": moving}
     return [

@@ -92,7 +92,7 @@ def problems(rows: Sequence[Row]) -> list[Grid]:
 
 
 def mapping(rows: Iterable[Row]) -> dict[str, Any]:
-    """Return the kernels of a survey, grouped by name, in the JSON form of docs/reference/api.md."""
+    """Return the rows of a survey, grouped by kernel, in the JSON form of docs/reference/api.md."""
     listed = []
     order = sorted(rows, key=_identity)  # stable: variants stay in their order
     for (operation, _, dtype, family), group in groupby(order, key=_identity):

@@ -168,7 +168,7 @@ def mapping(
     device: Device, launches: Sequence[Answer], swept: Sweep | BatchSweep | None, place: tuple[Layer, Pass] | None
 ) -> dict[str, Any]:
     """
-    Return launches and a sweep in JSON form.
+    Return launches and a sweep in the JSON form that docs/reference/api.md lists for `cubatch occupancy`.
 
     `swept` is None without a sweep. `place` is the layer and pass that the launches compute, None if unknown.
     """

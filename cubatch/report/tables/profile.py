@@ -21,7 +21,7 @@ _LEAST_SHARE = 0.0005  # of a step; shorter passes have no row
 
 
 def mapping(profiles: Sequence[StepProfile], model: str) -> dict[str, Any]:
-    """Return profiles of one network in JSON form."""
+    """Return profiles of one network in the JSON form that docs/reference/api.md lists for `cubatch profile`."""
     first = profiles[0]
     return {
         "schema": 1, "model": model, **first.work.settings, "device": str(first.work.device),
@@ -99,7 +99,7 @@ def named(row: Mapping[str, Any]) -> str:
 
 
 def verdict(profiles: Sequence[Mapping[str, Any]]) -> str:
-    """Return a sentence on the main cause of the slowest size being slower than the fastest."""
+    """Return a sentence on the main cause of the slowest batch size being slower than the fastest."""
     each = [{cause: seconds / p["batch_size"] for cause, seconds in p["causes"].items()} for p in profiles]
     taken = [p["step_seconds"] / p["batch_size"] for p in profiles]
     slow, fast = taken.index(max(taken)), taken.index(min(taken))

@@ -57,7 +57,7 @@ def interval(measurement: Measurement) -> str | None:
 
 
 def status(measurement: Measurement, result: BatchSizeResult) -> str:
-    """Return the status of a size in words; empty for a measured size with nothing to add."""
+    """Return the status of a batch size in words; empty for a measured size with nothing to add."""
     if result.predicted:
         is_over = measurement.status == "over_limit"
         unfit = "does not fit" if measurement.latency_seconds is None else "predicted too slow"
@@ -70,7 +70,7 @@ def status(measurement: Measurement, result: BatchSizeResult) -> str:
 
 
 def has_row(measurement: Measurement, result: BatchSizeResult) -> bool:
-    """Return whether a size has a row in the table; a line below the table counts the sizes without a row."""
+    """Return whether a batch size has a row in the table; a line below the table counts the sizes without a row."""
     if measurement.latency_seconds is not None:
         return True
     is_untried = measurement.status == "not_run"

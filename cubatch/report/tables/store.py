@@ -11,7 +11,7 @@ from cubatch.units import format_seconds
 
 
 def runs(cached: Sequence[Mapping[str, Any]], path: str) -> Grid:
-    """Return the table of the cached runs."""
+    """Return a table with a row for each cached run; `path`, the file of the result cache, is in its title."""
     columns = {
         "id": lambda run: run["id"],
         "updated (UTC)": lambda run: str(run["updated"])[:16],

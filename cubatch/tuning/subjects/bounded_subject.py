@@ -48,7 +48,7 @@ _CACHED_FACTS = {"memory_bytes", "largest_batch_size", "first", "dtype"}
 
 @attrs.define(kw_only=True)
 class BoundedSubject(Subject):
-    """A subject whose steps run in another framework, with memory predicted from small sizes."""
+    """A subject whose steps run in another framework, with memory predicted from small batch sizes."""
 
     name: str  # its name in results and messages
     library: str  # the framework's name in results
@@ -72,7 +72,7 @@ class BoundedSubject(Subject):
 
     def ladder(self, limits: Limits, cached: Ladder | None, *, is_finished: bool) -> Ladder:
         """
-        Return sizes up to the largest that fits, predicted from small sizes or `cached` by an earlier call.
+        Return batch sizes up to the largest that fits, predicted from small sizes or `cached` by an earlier call.
 
         `cached` None: no earlier call has cached any.
 
@@ -140,7 +140,7 @@ class BoundedSubject(Subject):
 
     @property
     def worker_pid(self) -> int | None:
-        """Process id of the worker that has tried small sizes; None without a worker."""
+        """Process id of the worker that has tried small batch sizes; None without a worker."""
         return None if self._runner is None else self._runner.worker_pid
 
     def runner_factory(self, ladder: Ladder, limits: Limits) -> RunnerFactory:  # noqa: ARG002
@@ -161,7 +161,7 @@ class BoundedSubject(Subject):
         """
         Return candidates and timings with the final memory predictions, and notes of the runner.
 
-        A size that ran keeps the prediction made just before. The largest size is not raised above the proposed one,
+        A batch size that ran keeps the prediction made just before. The largest is not raised above the proposed one,
         since no larger size may have been tried.
         """
         remarks = ladder.facts.get("remarks", [])
@@ -188,7 +188,7 @@ class BoundedSubject(Subject):
 
     def measure_loader(self, result: TuningResult, limits: Limits) -> LoaderRate | Note | None:
         """
-        Return the data loader's rate at the recommended and some other measured sizes; a note if that fails.
+        Return the data loader's rate at the recommended and some other measured batch sizes; a note if that fails.
 
         A single measured size counts as recommended. It is None without a loader, and if nothing can be recommended.
         """
@@ -211,7 +211,12 @@ class BoundedSubject(Subject):
         return None
 
     def describe(self, ladder: Ladder) -> Mapping[str, Any]:
-        """Return the result's fields of the subject: spec, mode, dtype, optimizer, library and others."""
+        """
+        Return the result's fields of the subject, by their names in its JSON.
+
+        They are `spec` with a `name`, `mode`, `dtype`, `optimizer`, `library`, `accumulate`, `l2`, and additions to
+        `environment`.
+        """
         optimizer = self.optimizer
         return {
             "spec": {"name": self.name},
@@ -234,14 +239,18 @@ class BoundedSubject(Subject):
         return {"instances": len(self.shares), "threads": len(self.shares[0])} if self.shares else {}
 
     def remote(self, path: str, arguments: Mapping[str, Any], remedy: str) -> LearnsMemory:
-        """Return a runner whose worker processes, one for each instance, call the factory of this path."""
+        """
+        Return a runner whose worker processes, one for each instance, call a factory with these arguments.
+
+        `path` is the factory as "module:function". `remedy` is the next step in the message of a worker that fails.
+        """
         factory, seconds = FactoryRef(path, arguments), prepare_limit(self.budget)
         if self.shares:
             return PinnedInstances(factory, self.shares, prepare_seconds=seconds, remedy=remedy)
         return RemoteBoundedRunner(factory, prepare_seconds=seconds, remedy=remedy)
 
     def remedy(self, ladder: Ladder) -> str:
-        """Return sentences on why all sizes may have failed: state of earlier steps, or inputs without a trace."""
+        """Return in sentences why all batch sizes may have failed: state of earlier steps, or inputs without trace."""
         remains = [
             sentence(of_remark(each)) for each in ladder.facts.get("remarks", []) if each["code"] == STATE_REMAINS
         ]
@@ -288,7 +297,7 @@ def loader_seconds(limits: Limits) -> float:
 
 def _without_one(ladder: Ladder, limits: Limits) -> tuple[Ladder, list[Note]]:
     """
-    Return the candidates without size 1, and a note: torch.compile compiles size 1 separately.
+    Return the candidates without batch size 1, and a note: torch.compile compiles size 1 separately.
 
     They are unchanged if the user's current size is 1.
     """

@@ -31,7 +31,7 @@ class CallableSubject(Subject):
     index: int | None  # number of the GPU that is made current; None changes nothing
 
     def ladder(self, limits: Limits, cached: Ladder | None, *, is_finished: bool) -> Ladder:  # noqa: ARG002
-        """Return candidates of the requested sizes, or of round ones up to the maximum; `cached` may be None."""
+        """Return candidates of the requested batch sizes, or of round ones up to the maximum; `cached` may be None."""
         return Ladder(tuple(plain(limits)), None, self.watched_bytes)
 
     def runner_factory(self, ladder: Ladder, limits: Limits) -> RunnerFactory:  # noqa: ARG002

@@ -124,7 +124,7 @@ class NamedModuleSubject(BoundedSubject):
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """The builder's name, the inputs and the options of the step."""
+        """The builder's name in `spec`, `library`, the options of the step, `inputs` as a digest, and the instances."""
         extents = {"input_shape": self.inputs} if isinstance(self.inputs, list) else {}  # else tensors, packed
         return {
             "spec": {"name": self.name, **extents},

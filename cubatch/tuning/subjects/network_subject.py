@@ -168,7 +168,11 @@ class NetworkSubject(Subject):
         return added(self.work, ladder, batch_size)
 
     def describe(self, ladder: Ladder) -> Mapping[str, Any]:
-        """Return the result's fields of the network: spec, settings, state of the L2 cache, devices of a step."""
+        """
+        Return the result's fields of the network, by their names in its JSON.
+
+        They are `spec`, `input_shape`, the settings of the workload, `l2`, and as `environment` the devices of a step.
+        """
         shared = {} if self.devices is None else {"devices": [str(device) for device in self.devices]}
         return {
             "spec": self.work.spec.to_mapping(),
@@ -197,7 +201,7 @@ class NetworkSubject(Subject):
 
     def complete(self, result: TuningResult, run: Run, limits: Limits) -> TuningResult:
         """
-        Return the result with the cost of sharing a step among devices, cached or measured at the recommended size.
+        Return the result with the cost of sharing a step among devices, cached or measured at its batch size.
 
         If measuring fails, a sentence in the result reports it. The result of a single device is unchanged.
         """

@@ -67,7 +67,7 @@ class OnnxSubject(BoundedSubject):
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """The file, the extents of its open axes, and the execution provider."""
+        """`spec` (the `name`, extents of open axes), `file`, `library`, `mode`, execution `provider` and instances."""
         dims = {"dims": dict(self.dims)} if self.dims else {}
         return {
             "spec": {"name": self.name, **dims}, "file": str(self.path.resolve()), "library": LIBRARY,
