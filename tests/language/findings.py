@@ -1,5 +1,5 @@
 """
-Check the language of the project: words, sentence length, docstring openings, names, and what None means.
+Check the language of the project: words, sentence length, docstring openings, names, results, and what None means.
 
 Run `python -m tests.language.findings cubatch/search` to list what is found in a package, without arguments the number
 of findings in each package, and with `--update` to lower the committed numbers.
@@ -30,6 +30,9 @@ MESSAGE_WORDS = 3  # strings of fewer words are keys and labels
 
 _PHRASES = [(re.compile(rf"\b(?:{key})\b", re.IGNORECASE), use) for key, use in RULES["phrases"].items()]
 _FIRST = [(re.compile(rf"(?:{key})\b"), use) for key, use in RULES["first_words"].items()]
+_NAMES_RESULT = re.compile(r"\b(Return|return|Returns|Yields?|Whether)\b|^(Compute|Format|Join|List|Parse)\b")
+_SAYS_WHEN = re.compile(r"\b(any|empty|if|no|none|nothing|only|unless|without)\b|\"\"|\(\)", re.IGNORECASE)
+_SAYS_INFINITE = re.compile(r"\b(inf|infinite|infinity|nan)\b", re.IGNORECASE)
 _WORD = re.compile(r"[A-Za-z0-9][\w'/%.-]*")
 _ABBREVIATION = re.compile(r"\b(e\.g|i\.e|et al|vs|cf|approx|no|[A-Z])\.", re.ASCII)
 
@@ -73,7 +76,9 @@ def check(path: Path, root: Path = ROOT) -> list[Finding]:
     if path.suffix in CUDA:
         return [Finding(name, *row) for row in _check_cuda(text)]
     nodes = list(ast.walk(ast.parse(text)))  # walking takes most of the time
-    rows = (*_check_python(text, nodes), *_check_nones(text, nodes), *_check_names(nodes))
+    rows = [*_check_python(text, nodes), *_check_nones(text, nodes), *_check_names(nodes)]
+    if name.startswith("cubatch/"):
+        rows += _check_results(nodes, are_commands=name.startswith("cubatch/cli/"))
     return sorted(Finding(name, *row) for row in rows)
 
 
@@ -257,6 +262,46 @@ def _may_be_none(annotation: ast.expr | None) -> bool:
     if isinstance(annotation, ast.BinOp):
         return _may_be_none(annotation.left) or _may_be_none(annotation.right)
     return isinstance(annotation, ast.Constant) and annotation.value is None
+
+
+# --- results ---
+
+
+def _check_results(nodes: Sequence[ast.AST], *, are_commands: bool) -> list[tuple[int, str]]:
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    results: dict[ast.FunctionDef | ast.AsyncFunctionDef, list[ast.expr]] = {node: [] for node in functions}
+    for node in nodes:
+        if isinstance(node, ast.Return) and node.value is not None:
+            around = [each for each in functions if each.lineno <= node.lineno <= (each.end_lineno or 0)]
+            innermost, value = max(around, key=lambda each: each.lineno), node.value
+            results[innermost] += [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
+    rows = []
+    for function, values in results.items():
+        if not (prose := ast.get_docstring(function)) or not values:
+            continue
+        gaps: set[str] = set()
+        # The docstring of a property describes its value, that of a command is its help.
+        is_value = are_commands or any(ast.unparse(each).endswith("property") for each in function.decorator_list)
+        if not is_value and not _NAMES_RESULT.search(prose):
+            gaps.add("returns something: say what")
+        for value in values:
+            if (text := ast.unparse(value)) in {"[]", "{}", "()", "''"} and not _SAYS_WHEN.search(prose):
+                gaps.add(f"may return {text}: say when")
+            if isinstance(value, ast.Attribute) and value.attr in {"inf", "nan"} and not _SAYS_INFINITE.search(prose):
+                gaps.add(f"may return {value.attr}: say when")
+            gaps |= {f"returns the key {key}: name it, or its JSON page" for key in _keys(value, function)}
+        rows += [(function.lineno, f"{function.name} {gap}") for gap in gaps]
+    return rows
+
+
+def _keys(value: ast.expr, function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    """Return the keys of a returned mapping that the docstring does not name; none if it says that it is JSON."""
+    prose = ast.get_docstring(function) or ""
+    is_mapping = function.returns is not None and re.search(r"\b(dict|Mapping)\b", ast.unparse(function.returns))
+    if not isinstance(value, ast.Dict) or not is_mapping or "JSON" in prose:
+        return []
+    keys = [key.value for key in value.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
+    return [key for key in keys if not re.search(rf"\b{re.escape(key)}\b", prose)]
 
 
 # --- names ---

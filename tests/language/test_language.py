@@ -49,11 +49,14 @@ def test_findings_only_fall(by_package):
             'class A:\n    """\n    It.\n\n    Keys:\n        x: None.\n        a: It.\n    """\n    a: int | None\n',
             "attribute a",
         ),
+        ('def f():\n    """Compare it."""\n    return 1\n', "f returns something"),
+        ('def f(n):\n    """Return it."""\n    return [n] if n else []\n', "f may return []"),
+        ('def f(n):\n    """Return it."""\n    return math.inf\n', "f may return inf"),
+        ('def f() -> dict[str, int]:\n    """Return ab."""\n    return {"a": 1}\n', "the key a"),
     ],
 )
 def test_each_rule_is_checked(tmp_path, source, finding):
-    path = tmp_path / "module.py"
-    path.write_text(source)
+    path = _written(tmp_path, source)
     assert [row for row in findings.check(path, tmp_path) if finding in row.text]
 
 
@@ -73,12 +76,23 @@ def test_each_rule_is_checked(tmp_path, source, finding):
         'class A:\n    """\n    It.\n\n    Keys:\n        x, a: It, or None.\n    """\n    a: int | None\n',
         "class A:\n    # x, a: both\n    # or None\n    x: int | None\n    a: int | None\n",
         'class A:\n    a: int | None\n    """None if unknown."""\n',
+        'def f():\n    """Do it."""\n\n    def g():\n        return 1\n',
+        '@functools.cached_property\ndef f():\n    """The number."""\n    return 1\n',
+        'def f():\n    """Return the numbers; empty without any."""\n    return []\n',
+        'def f() -> dict[str, int]:\n    """Return "a"."""\n    return {"a": 1}\n',
+        'def f() -> dict[str, int]:\n    """Return the JSON form."""\n    return {"a": 1}\n',
+        'def f() -> TypedDict:\n    """Return it."""\n    return {"a": 1}\n',
     ],
 )
 def test_plain_code_has_no_findings(tmp_path, source):
-    path = tmp_path / "module.py"
+    assert findings.check(_written(tmp_path, source), tmp_path) == []
+
+
+def _written(folder, source):
+    path = folder / "cubatch" / "module.py"
+    path.parent.mkdir()
     path.write_text(source)
-    assert findings.check(path, tmp_path) == []
+    return path
 
 
 def test_markdown_is_checked_outside_code(tmp_path):
