@@ -144,6 +144,7 @@ def _products() -> Iterator[Probe]:
             ("multiply_f16_tn", "float16", 256, (True, True)),
             ("multiply_f16_tt", "float16", 256, (True, False)),
             ("multiply_bf16_nt", "bfloat16", 256, (False, False)),
+            ("multiply_bf16_nn", "bfloat16", 192, (False, True)),
             ("multiply_tf32_nt", "tf32", 128, (False, False)),
         ),
         (0, 3),

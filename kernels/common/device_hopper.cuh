@@ -236,9 +236,11 @@ CB_DEVICE void cb_wgmma_hold(float (&d)[COUNT]) {
 #define CB_SUMS_16(d, i) CB_SUMS_4(d, i), CB_SUMS_4(d, i + 4), CB_SUMS_4(d, i + 8), CB_SUMS_4(d, i + 12)
 #define CB_SUMS_32(d, i) CB_SUMS_16(d, i), CB_SUMS_16(d, i + 16)
 #define CB_SUMS_64(d, i) CB_SUMS_32(d, i), CB_SUMS_32(d, i + 32)
+#define CB_SUMS_96(d, i) CB_SUMS_64(d, i), CB_SUMS_32(d, i + 64)
 #define CB_SUMS_128(d, i) CB_SUMS_64(d, i), CB_SUMS_64(d, i + 64)
 #define CB_REGISTERS_64_FROM_0 CB_REGISTERS_0 ", " CB_REGISTERS_32
-#define CB_REGISTERS_128_FROM_0 CB_REGISTERS_64_FROM_0 ", " CB_REGISTERS_64 ", " CB_REGISTERS_96
+#define CB_REGISTERS_96_FROM_0 CB_REGISTERS_64_FROM_0 ", " CB_REGISTERS_64
+#define CB_REGISTERS_128_FROM_0 CB_REGISTERS_96_FROM_0 ", " CB_REGISTERS_96
 
 // COUNT sums of a thread, and the number of the operand that follows them.
 #define CB_WGMMA(SHAPE, TYPES, LIST, COUNT, A, B, C, D)                                                               \
@@ -255,7 +257,7 @@ CB_DEVICE void cb_wgmma_hold(float (&d)[COUNT]) {
 // B_TURNED: the contiguous axis of the tile is m or n, not k; 16-bit elements only.
 template <class T, int N, bool A_TURNED, bool B_TURNED>
 CB_DEVICE void cb_wgmma(float (&d)[N / 2], u64 a, u64 b) {
-  static_assert(N == 64 || N == 128 || N == 256, "the shapes that tiles use");
+  static_assert(N == 64 || N == 128 || (N == 192 && sizeof(T) == 2) || N == 256, "the shapes that tiles use");
   static_assert(sizeof(T) == 2 || (!A_TURNED && !B_TURNED), "tf32 is multiplied along its contiguous axis");
   if constexpr (sizeof(T) == 4) {
     if constexpr (N == 64) {
@@ -270,6 +272,8 @@ CB_DEVICE void cb_wgmma(float (&d)[N / 2], u64 a, u64 b) {
       CB_WGMMA("m64n64k16", ".f32.f16.f16", CB_REGISTERS_0, 32, "32", "33", "34", "35");
     } else if constexpr (N == 128) {
       CB_WGMMA("m64n128k16", ".f32.f16.f16", CB_REGISTERS_64_FROM_0, 64, "64", "65", "66", "67");
+    } else if constexpr (N == 192) {
+      CB_WGMMA("m64n192k16", ".f32.f16.f16", CB_REGISTERS_96_FROM_0, 96, "96", "97", "98", "99");
     } else {
       CB_WGMMA("m64n256k16", ".f32.f16.f16", CB_REGISTERS_128_FROM_0, 128, "128", "129", "130", "131");
     }
@@ -278,6 +282,8 @@ CB_DEVICE void cb_wgmma(float (&d)[N / 2], u64 a, u64 b) {
       CB_WGMMA("m64n64k16", ".f32.bf16.bf16", CB_REGISTERS_0, 32, "32", "33", "34", "35");
     } else if constexpr (N == 128) {
       CB_WGMMA("m64n128k16", ".f32.bf16.bf16", CB_REGISTERS_64_FROM_0, 64, "64", "65", "66", "67");
+    } else if constexpr (N == 192) {
+      CB_WGMMA("m64n192k16", ".f32.bf16.bf16", CB_REGISTERS_96_FROM_0, 96, "96", "97", "98", "99");
     } else {
       CB_WGMMA("m64n256k16", ".f32.bf16.bf16", CB_REGISTERS_128_FROM_0, 128, "128", "129", "130", "131");
     }

@@ -298,7 +298,7 @@ __attribute__((optimize("O3"))) void cpusim_multiply(const CpusimProduct* produc
 
 template <class T, int N, bool A_TURNED, bool B_TURNED>
 CB_DEVICE void cb_wgmma(float (&d)[N / 2], u64 a, u64 b, CPUSIM_HERE) {
-  static_assert(N == 64 || N == 128 || N == 256, "the shapes that tiles use");
+  static_assert(N == 64 || N == 128 || (N == 192 && sizeof(T) == 2) || N == 256, "the shapes that tiles use");
   static_assert(sizeof(T) == 2 || (!A_TURNED && !B_TURNED), "tf32 is multiplied along its contiguous axis");
   if (a >> 62 != 1 || b >> 62 != 1 || (a >> 49 & 7) != 0 || (b >> 49 & 7) != 0) {
     cpusim_fail(file, line, "a descriptor of another swizzle than that of 128 bytes");

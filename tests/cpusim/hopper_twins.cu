@@ -135,6 +135,7 @@ CB_MULTIPLY(multiply_f16_nn, half_t, 128, false, true)
 CB_MULTIPLY(multiply_f16_tn, half_t, 256, true, true)
 CB_MULTIPLY(multiply_f16_tt, half_t, 256, true, false)
 CB_MULTIPLY(multiply_bf16_nt, bfloat16_t, 256, false, false)
+CB_MULTIPLY(multiply_bf16_nn, bfloat16_t, 192, false, true)
 CB_MULTIPLY(multiply_tf32_nt, float, 128, false, false)
 
 // Thread 0 hands numbers to warp 1 through one slot and two barriers, so often that phases turn many times.

@@ -63,7 +63,8 @@ def integers(random, dtype, *shape):
 
 SCHEDULED = [
     ("float16", "128x64x64"), ("float16", "128x128x64"), ("float16", "128x256x64"), ("bfloat16", "128x256x64"),
-    ("float32", None), ("float16", "256x128x64"), ("float16", "256x64x64"), ("float32", "256x64x32"),
+    ("float16", "128x192x64"), ("float16", "256x128x64"), ("float16", "256x64x64"), ("float32", "256x64x32"),
+    ("float32", None),
 ]  # fmt: skip
 
 

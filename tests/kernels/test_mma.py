@@ -31,7 +31,7 @@ from tests.thorough import examples
 # Which tile an operation is tested with, by architecture and type: each tile shape, and each operation of each type.
 OPERATIONS = ("gemm_nt", "gemm_nn", "gemm_tn", "conv2d_fprop", "conv2d_dgrad", "conv2d_wgrad")
 TILES = {
-    (70, "float16"): ("128x128x32_s2", "64x64x32_s2", "64x64x32_s2", "64x64x32_s2", "128x64x32_s2", "128x128x32_s2"),
+    (70, "float16"): (*("128x128x32_s2_w4",) * 3, "64x64x32_s2", "128x64x32_s2", "128x128x32_s2"),
     (75, "float16"): ("128x64x32_s2", "128x128x32_s2", "64x64x32_s2", "128x128x32_s2", "64x64x32_s2", "256x128x32_s2"),
     (80, "float16"): ("128x128x32", "256x128x32", "64x64x32", "128x64x32", "64x64x32", "128x128x32_w4"),
     (80, "bfloat16"): ("64x64x32", "128x64x32", "128x128x32_w4", "64x64x32", "128x128x32", "64x64x32"),

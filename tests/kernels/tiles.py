@@ -11,11 +11,11 @@ from tests.kernels import cases
 # way to load is there for some operation, and each operation has several.
 TILES = {
     52: {
-        "gemm_nt": "128x128x8", "gemm_nn": "64x64x16", "gemm_tn": "128x32x8",
+        "gemm_nt": "32x128x16", "gemm_nn": "64x64x16", "gemm_tn": "128x32x8",
         "conv2d_fprop": "128x32x8", "conv2d_dgrad": "64x64x16", "conv2d_wgrad": "128x128x8",
     },
     80: {
-        "gemm_nt": "256x128x8", "gemm_nn": "128x64x8", "gemm_tn": "256x128x8_s3",
+        "gemm_nt": "256x128x8", "gemm_nn": "32x128x16", "gemm_tn": "256x128x8_s3",
         "conv2d_fprop": "128x64x8", "conv2d_dgrad": "128x128x8", "conv2d_wgrad": "256x128x8_s3",
     },
 }  # fmt: skip

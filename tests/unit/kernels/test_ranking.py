@@ -291,7 +291,14 @@ def test_64_columns_are_the_rows_of_wgmma_where_tiles_fill_the_device(operation,
 
 @pytest.mark.parametrize(
     ("tile", "share"),
-    [("128x64x64", 57), ("128x128x64", 80), ("256x128x64", 89), ("256x64x64", 80), ("128x256x64", 100)],
+    [
+        ("128x64x64", 57),
+        ("128x128x64", 80),
+        ("128x192x64", 92),
+        ("256x128x64", 89),
+        ("256x64x64", 80),
+        ("128x256x64", 100),
+    ],
 )
 def test_shared_memory_bounds_narrow_tiles_less_where_they_are_swapped(tile, share, monkeypatch):
     """Percent of wgmma's rate where the L2 keeps up, as kernels/configs.toml says them."""
