@@ -68,9 +68,6 @@ class CurvePosterior:
         """Standard deviation of the log cost, by size; about the relative error of the cost where it is small."""
         return np.sqrt(np.diag(self.covariance))
 
-    def __contains__(self, n: object) -> bool:
-        return n in self.sizes
-
     def place(self, n: int) -> int:
         """Return the position of a size in `sizes`."""
         return int(np.searchsorted(self.sizes, n))
@@ -103,7 +100,7 @@ def fit_curve(
     Return the posterior of the step cost at the given sizes.
 
     Args:
-        estimates: Estimates of the measured sizes, at least one.
+        estimates: Estimates of the measured sizes; without any, the result is the prior.
         sizes: The sizes to predict.
         slope_variance: Variance of the common slope of host slowdowns: see `noise.Noise`.
         host: Whether the steps run on a CPU, with a reference step.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import attrs
 
 from cubatch.units import format_count, format_whole_percent
@@ -25,7 +23,7 @@ class Event:
         best_batch_size: The recommended batch size before this trial or round; None in the first.
         best_rate: Its throughput in samples per second; None while there is no such size.
         could_gain: Share by which the recommendation may still improve, at most, with a probability of 90 %.  Sizes
-            that the budget does not hold count too.  The smallest value so far; None if unknown or above 1.
+            that the budget does not hold count too.  None if unknown or above 1.
     """
 
     kind: str
@@ -42,10 +40,9 @@ class Event:
     @property
     def so_far(self) -> str:
         """The best size so far and the possible gain; the message while there is none."""
-        if self.best_batch_size is None:
+        if self.best_batch_size is None or self.best_rate is None:
             return self.message
-        rate = "" if self.best_rate is None else f" ({format_count(self.best_rate)} samples/s)"
         gain = ""
-        if self.could_gain is not None and math.isfinite(self.could_gain):
+        if self.could_gain is not None:
             gain = f", up to {format_whole_percent(self.could_gain, at_most=True)} more possible"
-        return f"{self.best_batch_size} best so far{rate}{gain}"
+        return f"{self.best_batch_size} best so far ({format_count(self.best_rate)} samples/s){gain}"

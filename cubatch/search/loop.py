@@ -1,45 +1,32 @@
 """
 The search loop: measure the sizes that the rules of `search.trial_rules` return, until they return none.
 
-Sizes that the user wants compared instead each get the same number of trials, in shuffled rounds.
-
-This module runs trials, handles failures, and passes each timing and outcome to a `Keeper` and to the user's progress
-function.  A runner brings its own clock, so that a test simulates hours in milliseconds.  A run continues from the
-cached timings of an earlier run.
+Sizes that the user wants compared instead each get the same number of trials, in shuffled rounds.  A `Keeper` receives
+each timing and outcome, so that a later run continues from them.  A runner brings its own clock, so that a test
+simulates hours in milliseconds.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from random import Random
-from typing import Any
 
 import attrs
 from threadpoolctl import ThreadpoolController
 
-from cubatch.errors import (
-    CubatchError,
-    EnergyNotAvailable,
-    OutOfMemory,
-    OverLimit,
-    TimedOut,
-    WorkerDied,
-    is_out_of_memory,
-)
+from cubatch.errors import CubatchError, EnergyNotAvailable, OverLimit, TimedOut, WorkerDied, is_out_of_memory
 from cubatch.measure.budget import Budget, OutOfBudget, guess_prepare, trial_seconds
 from cubatch.measure.goal import Goal
-from cubatch.measure.records import PER_TRIAL, Candidate, Keeper, Measured, Outcome, Recorder, Timing
+from cubatch.measure.records import PER_TRIAL, Candidate, Keeper, Measured, Outcome, Recorder, Timing, by_trial
 from cubatch.measure.runner import HasWorker, Runner, RunnerFactory
 from cubatch.measure.stopwatch import MIN_ENERGY_SPAN_SECONDS, MIN_SPAN_SECONDS, Stopwatch
 from cubatch.search import trial_rules, verdicts
 from cubatch.search.curve_posterior import usual_errors
 from cubatch.search.events import Event
-from cubatch.search.noise import count_trials, has_cost
+from cubatch.search.noise import has_cost
 from cubatch.search.state import SearchState
 from cubatch.units import format_seconds
 
@@ -54,7 +41,7 @@ _FAILED = ("out_of_memory", "error", "timeout")
 _REFUSED = OverLimit.__name__  # by a runner, which knows more about memory than the ladder once smaller sizes have run
 
 
-@attrs.define(kw_only=True, eq=False, slots=False)  # without slots for the cached property
+@attrs.define(kw_only=True, eq=False, slots=False)  # without slots for the attributes set below
 class Search:
     """
     A search: its request, the timings and outcome of each size, and the loop over trials.
@@ -98,8 +85,10 @@ class Search:
         self.retried: set[int] = set()
         self.round = max((timing.round // PER_TRIAL for timing in earlier.timings), default=0)
         self.seeks_reference = self.on_host
-        self.could_gain = math.inf  # the least share so far that an event showed
         self.progress_error: Exception | None = None
+        self.blas: ThreadpoolController | None = None
+        with contextlib.suppress(OSError):  # without a file descriptor left, libraries cannot be listed
+            self.blas = ThreadpoolController()
         self.state = self._update()
 
     # --- the loop ---
@@ -172,11 +161,10 @@ class Search:
 
     def _next_round(self, rounds: int) -> list[int]:
         """Return the sizes with the fewest trials in random order; an empty list if each has had `rounds` trials."""
-        trials = {n: count_trials(self.timings[n]) for n in self._open}
+        trials = {n: self.state.trials(n) for n in self._open}
         least = min(trials.values())
         due = [n for n in self._open if trials[n] == least] if least < rounds else []
-        Random(f"{self.seed}, {least}").shuffle(due)  # noqa: S311 - an order, not a secret
-        return due
+        return self.state.shuffled(due)
 
     def _judge(self) -> None:
         """Set the outcome of every open size."""
@@ -190,21 +178,14 @@ class Search:
             is_cut = outcome.status in {"ok", "over_limit"} and self.budget.left() < self.state.trial_seconds[place]
             self._finish(outcome, cut if is_cut else {})
         for n in self._open:
-            text = f"{count_trials(self.timings[n])} trials gave no value of its energy"
+            text = f"{self.state.trials(n)} trials gave no value of its energy"
             self._finish(Outcome(n, "dropped", text))
-
-    @functools.cached_property
-    def _blas(self) -> ThreadpoolController | None:
-        """Control of this process's BLAS threads; None if no file descriptor is left to list the libraries."""
-        with contextlib.suppress(OSError):
-            return ThreadpoolController()
-        return None
 
     @contextlib.contextmanager
     def _computing(self) -> Iterator[None]:
         """Limit BLAS to one thread and use NumPy's default error handling in the block."""
         # Idle BLAS threads spin for about 0.1 s and would disturb the next timing.
-        limited = self._blas.limit(limits=1, user_api="blas") if self._blas else contextlib.nullcontext()
+        limited = self.blas.limit(limits=1, user_api="blas") if self.blas else contextlib.nullcontext()
         with limited, usual_errors():
             yield
 
@@ -214,7 +195,7 @@ class Search:
         around = self.stopwatch.around_seconds if self.stopwatch else 0.0
         left, outcomes = self.budget.left(), self.outcomes
         over_memory = {n for n, o in outcomes.items() if o.status == "over_limit" and o.facts.get("limit") == "memory"}
-        lack_cost = {n for n, t in self.timings.items() if count_trials(t) > 1 and not has_cost(t, self.goal)}
+        lack_cost = {n for n, t in self.timings.items() if len(by_trial(t)) > 1 and not has_cost(t, self.goal)}
 
         def seconds(n: int, step: float) -> float:
             return trial_seconds(
@@ -334,17 +315,13 @@ class Search:
     # --- outcomes ---
 
     def _fail(self, n: int, error: Exception, stopwatch: Stopwatch) -> None:
-        """
-        Release the memory of a failed trial, and either repeat the trial once or set the size's outcome.
-
-        A size that has run before can run, and another process may have killed a worker: both are tried once more.  A
-        size with timings that fails again is judged by its timings.
-        """
+        """Release the memory of a failed trial, and either repeat the trial once or set the size's outcome."""
         stopwatch.forget()
         failure, timings = _describe_failure(n, error), self.timings[n]
         if isinstance(error, OverLimit):  # it was not tried
             self._finish(failure)
             return
+        # A size that has run before can run, and another process may have killed the worker.
         is_again = n not in self.retried and (bool(timings) or isinstance(error, WorkerDied))
         _release_runner(stopwatch.runner, error, restart=is_again)
         if is_again:
@@ -368,19 +345,12 @@ class Search:
         self._report("outcome", n, f"batch size {n}: {outcome.status.replace('_', ' ')}; {outcome.stop_reason}")
 
     def _report(self, kind: str, n: int | None, message: str, number: int | None = None) -> None:
-        """
-        Pass an event to the progress function, with the best size and the possible gain by the present state.
-
-        `kind`, `n`, `message` and `number` are the kind, batch size, message and round of the `Event`. `n` None:
-        the event is of no size. `number` None: the first round number of the present round of trials.
-        """
+        """Pass an event to the progress function; `n` None: of no size, `number` None: of the present round."""
         if self.progress is None or self.progress_error is not None:
             return
         with self._computing():
-            state = self.state
-            best = None if kind == "resume" else state.recommended  # the best so far follows with the first trial
-            if best is not None:
-                self.could_gain = min(self.could_gain, state.could_gain)
+            best = None if kind == "resume" else self.state.recommended  # the best so far follows with the first trial
+            gain = self.state.could_gain if best else math.inf
         event = Event(
             kind=kind,
             round=self.round * PER_TRIAL if number is None else number,
@@ -390,8 +360,8 @@ class Search:
             seconds_left=self.budget.left(),
             message=message,
             best_batch_size=best,
-            best_rate=best / state.seconds[best] if best else None,
-            could_gain=self.could_gain if best and self.could_gain <= 1 else None,
+            best_rate=best / self.state.seconds[best] if best else None,
+            could_gain=gain if gain <= 1 else None,
         )
         try:
             self.progress(event)
@@ -404,10 +374,8 @@ def _describe_failure(n: int, error: Exception) -> Outcome:
     """Return the outcome of a size that raised: "out_of_memory", "over_limit", "timeout" or "error", with a reason."""
     name = type(error).__name__
     text = str(error).encode(errors="backslashreplace").decode()  # SQLite rejects lone surrogates
-    facts: dict[str, Any] = {"type": name, "message": text}
-    if isinstance(error, OutOfMemory):
-        sizes = {"needed_bytes": error.needed_bytes, "available_bytes": error.available_bytes}
-        facts |= {key: value for key, value in sizes.items() if isinstance(value, int)}
+    sizes = {key: getattr(error, key, None) for key in ("needed_bytes", "available_bytes")}  # of errors about memory
+    facts = {"type": name, "message": text} | {key: value for key, value in sizes.items() if isinstance(value, int)}
     reason = text if isinstance(error, CubatchError) else f"{name}: {text}"
     if isinstance(error, OverLimit):
         return Outcome(n, "over_limit", reason, {"limit": "memory", **facts})

@@ -19,8 +19,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from typing import Self
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Self
 
 import attrs
 import numpy as np
@@ -50,11 +50,6 @@ def usable(timings: Iterable[Timing]) -> list[Timing]:
     return [timing for timing in every if not timing.throttled] or every
 
 
-def count_trials(timings: Iterable[Timing]) -> int:
-    """Return how many trials the timings of one size are from."""
-    return len(by_trial(timings))
-
-
 def has_cost(timings: Iterable[Timing], goal: Goal) -> bool:
     """Return whether any usable timing has the value that the goal compares: joules for energy, else seconds."""
     return any(_cost(timing, goal) is not None for timing in usable(timings))
@@ -75,15 +70,13 @@ class Noise:
     slope_variance: float = 0.0  # of the common slope: an error that sizes measured at another host speed share
     drift: float = 0.0  # standard deviation of the reference step between trials: error of a timing without one
     outliers: float = OUTLIER_SHARE  # probability that a timing is off by OUTLIER_SD or so
-    # reference_batch_size, reference_seconds: size and median of the reference step, to which times are normalized;
-    # None without a reference step
-    reference_batch_size: int | None = None
-    reference_seconds: float | None = None
+    # the reference step, to which times are normalized, as `batch_size` and median `seconds`; None without one
+    reference: Mapping[str, Any] | None = None
 
     @property
     def is_paired(self) -> bool:
         """Whether timings are paired with a reference step."""
-        return self.reference_batch_size is not None
+        return self.reference is not None
 
     def variance(self, timings: int, trials: int = 1) -> float:
         """Return the variance of a size's log cost estimated from this number of timings and trials."""
@@ -125,13 +118,7 @@ class _Trials:
 
 
 def estimate_noise(sizes: Collection[Sequence[Timing]], goal: Goal) -> Noise:
-    """
-    Return the noise model of a run.
-
-    Args:
-        sizes: The timings of each of its sizes.
-        goal: Objective whose cost is compared.
-    """
+    """Return the noise model of a run from the timings of each of its sizes, whose cost by `goal` is compared."""
     paired = [t for taken in sizes for t in usable(taken) if t.reference_seconds is not None]
     if paired:  # timings with another reference count as timings without
         size = Counter(timing.reference_batch_size for timing in paired).most_common(1)[0][0]
@@ -143,7 +130,7 @@ def estimate_noise(sizes: Collection[Sequence[Timing]], goal: Goal) -> Noise:
     noise = Noise(
         TIMING_SD, HOST_TRIAL_SD, 1.0, SLOPE_SD, SLOPE_SD**2, outliers=HOST_OUTLIER_SHARE,
         drift=max(LEAST_SD, TO_SD * median([abs(math.log(each / usual)) for each in seconds])),
-        reference_batch_size=paired[0].reference_batch_size, reference_seconds=usual,
+        reference={"batch_size": paired[0].reference_batch_size, "seconds": usual},
     )  # fmt: skip
     return _with_spreads(sizes, goal, _with_slopes(sizes, goal, _with_spreads(sizes, goal, noise)))
 
@@ -157,16 +144,11 @@ def _follows_size(timings: Sequence[Timing]) -> bool:
 
 def estimate(timings: Sequence[Timing], noise: Noise, goal: Goal) -> SizeEstimate | None:
     """
-    Return the log of a size's cost (seconds or joules of a step) and its variance; None if it was not measured.
+    Return the log of a size's cost by `goal` (seconds or joules of a step) with its variance; None if not measured.
 
     The cost is corrected to the median speed of the host.  Trials are combined by generalized least squares.  Their
     errors are independent, except for that of the size's slope: its log cost against the log of the host's speed.
     Trials that disagree are weighted by Student's t, and widen the variance as far as they do (Birge's ratio).
-
-    Args:
-        timings: The timings of the size.
-        noise: The noise model of the run.
-        goal: Objective whose cost is estimated.
     """
     trials = _Trials.of(timings, noise, goal)
     if not trials.values:
@@ -187,10 +169,10 @@ def estimate(timings: Sequence[Timing], noise: Noise, goal: Goal) -> SizeEstimat
 
 def _host_shift(timing: Timing, noise: Noise) -> float:
     """Return the log of a timing's reference seconds over the median of the run; NaN without this reference step."""
-    seconds = timing.reference_seconds
-    if seconds is None or noise.reference_seconds is None or timing.reference_batch_size != noise.reference_batch_size:
+    usual, seconds = noise.reference, timing.reference_seconds
+    if usual is None or seconds is None or timing.reference_batch_size != usual["batch_size"]:
         return math.nan
-    return math.log(seconds / noise.reference_seconds)
+    return math.log(seconds / usual["seconds"])
 
 
 def _with_spreads(sizes: Collection[Sequence[Timing]], goal: Goal, noise: Noise) -> Noise:

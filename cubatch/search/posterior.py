@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Self
+from typing import Self
 
 import attrs
 
@@ -54,9 +54,8 @@ class Posterior:
 
     goal: Goal
     noise: Noise
-    seconds: CurvePosterior | None  # of the log seconds of a step; None without timings
-    # of the log cost by the objective, which differs from `seconds` if that is energy; None if no timing has a cost
-    cost: CurvePosterior | None
+    seconds: CurvePosterior  # of the log seconds of a step
+    cost: CurvePosterior  # of the log cost by the objective, which differs from `seconds` if that is energy
 
     @classmethod
     def of(cls, timings: Mapping[int, Sequence[Timing]], goal: Goal, sizes: Sequence[int] = ()) -> Self:
@@ -65,13 +64,6 @@ class Posterior:
             noise, cost = _fit(timings, goal, sizes)
             seconds = cost if goal.objective != "energy" else _fit(timings, Goal(), sizes)[1]
         return cls(goal, noise, seconds, cost)
-
-    @property
-    def reference(self) -> dict[str, Any] | None:
-        """The reference step as `batch_size` and median `seconds`; None without a reference step."""
-        if self.noise.reference_batch_size is None:
-            return None
-        return {"batch_size": self.noise.reference_batch_size, "seconds": self.noise.reference_seconds}
 
     def recommend(self, feasible: Collection[int], favored: Collection[int] | None = None) -> Recommendation:
         """
@@ -86,8 +78,6 @@ class Posterior:
             favored: Sizes that need not beat their neighbors to be recommended; None: all sizes.
         """
         curve, is_latency = self.cost, self.goal.objective == "latency"
-        if curve is None:
-            raise ValueError("nothing was measured")
         value = {n: (0.0 if is_latency else math.log(n)) - curve.mean[curve.place(n)] for n in sorted(feasible)}
         tolerance = math.log1p(self.goal.tolerance) if is_latency else -math.log1p(-self.goal.tolerance)
         plain = [n for n in value if favored is None or is_latency or n in favored]
@@ -108,24 +98,20 @@ class Posterior:
 
     def seconds_of(self, n: int, timings: Sequence[Timing]) -> tuple[float | None, Interval | None]:
         """Return the seconds of a step of size `n`, and their 90 % interval; median and None without a posterior."""
-        if self.seconds is None or n not in self.seconds:
+        if n not in self.seconds.sizes:
             return (median([timing.seconds for timing in timings]) if timings else None), None
         return self.seconds.cost(n), self.seconds.interval(n)
 
     def joules_of(self, n: int, timings: Sequence[Timing]) -> float | None:
-        """
-        Return the joules of a step of size `n`; None if not measured.
-
-        It is the posterior mean if energy is the objective, else the median timing.
-        """
-        if self.goal.objective == "energy" and self.cost is not None and n in self.cost:
+        """Return the joules of a step: the posterior's if energy is the objective, else the median; None if unknown."""
+        if self.goal.objective == "energy" and n in self.cost.sizes:
             return self.cost.cost(n)
         read = [timing.joules for timing in timings if timing.joules is not None]
         return median(read) if read else None
 
     def cost_interval(self, n: int) -> Interval | None:
         """Return the 90 % interval (low, high) of a size's cost, see `Goal.cost`; None if it was not measured."""
-        if self.cost is None or n not in self.cost:
+        if n not in self.cost.sizes:
             return None
         low, high = self.cost.interval(n)
         return (low, high) if self.goal.objective == "latency" else (low / n, high / n)
@@ -133,7 +119,7 @@ class Posterior:
     def ratio_interval(self, first: int, second: int) -> Interval:
         """Return the 90 % interval of log(seconds per sample of `first` / seconds per sample of `second`)."""
         curve = self.seconds
-        if curve is None or first not in curve or second not in curve:
+        if first not in curve.sizes or second not in curve.sizes:
             raise ValueError(f"{first} and {second} were not both measured")
         a, b = curve.place(first), curve.place(second)
         mean = float(curve.mean[a] - curve.mean[b]) - math.log(first / second)
@@ -141,12 +127,8 @@ class Posterior:
         return mean - half, mean + half
 
 
-def _fit(
-    timings: Mapping[int, Sequence[Timing]], goal: Goal, sizes: Sequence[int]
-) -> tuple[Noise, CurvePosterior | None]:
+def _fit(timings: Mapping[int, Sequence[Timing]], goal: Goal, sizes: Sequence[int]) -> tuple[Noise, CurvePosterior]:
     noise = estimate_noise(timings.values(), goal)
     estimates = [size for n in sorted(timings) if (size := estimate(timings[n], noise, goal)) is not None]
-    if not estimates:
-        return noise, None
     at = sizes or [size.batch_size for size in estimates]
     return noise, fit_curve(estimates, at, slope_variance=noise.slope_variance, host=noise.is_paired)

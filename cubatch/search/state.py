@@ -10,16 +10,16 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import attrs
 import numpy as np
 from numpy.random import default_rng  # at import time: a first import later would swallow a Ctrl-C
 
 from cubatch.measure.goal import Goal
-from cubatch.measure.records import Candidate, Timing
+from cubatch.measure.records import Candidate, Timing, by_trial
 from cubatch.search.curve_posterior import LEAST_VARIANCE, Array, CurvePosterior
-from cubatch.search.noise import count_trials, has_cost
+from cubatch.search.noise import has_cost
 from cubatch.search.posterior import Posterior, is_favored
 
 CLOSED = 0.01
@@ -66,15 +66,9 @@ class SearchState:
         known = {n for n in self.ladder if n not in self.closed and self.is_accepted(n)} | set(self.measured)
         if not self.extends:
             return sorted(known)
-        tried = {*self.measured, *self.failed}
-        pairs = [pair for pair in itertools.pairwise(sorted({*known, *self.failed})) if tried.issuperset(pair)]
-        between = {
-            n
-            for pair in pairs
-            if not self.errors.issuperset(pair)
-            for n in sizes_between(pair, self.multiple)
-            if self.may_add(n)
-        }
+        tried, pairs = {*self.measured, *self.failed}, itertools.pairwise(sorted({*known, *self.failed}))
+        gaps = [pair for pair in pairs if tried.issuperset(pair) and not self.errors.issuperset(pair)]
+        between = {n for low, high in gaps for n in sizes_between(low, high, self.multiple) if self.may_add(n)}
         return sorted(known | between)
 
     @functools.cached_property
@@ -87,18 +81,14 @@ class SearchState:
         """Sizes that raised an error that is not about memory."""
         return {n for n, status in self.failed.items() if status == "error"}
 
-    def is_accepted(self, n: int, *, is_new: bool = False) -> bool:
-        """
-        Return whether a size is likely to run, by what sizes that ran have in common and sizes that raised errors lack.
-
-        `is_new` is whether the search made up the size.
-        """
+    def is_accepted(self, n: int) -> bool:
+        """Return whether a size is likely to run, by the sizes that ran and those that raised errors."""
         ran = [size for size in self.measured if size not in self.failed]
-        return not self.extends or is_likely(n, ran, self.errors, is_new=is_new)
+        return not self.extends or is_likely(n, ran, self.errors)
 
     def may_add(self, n: int) -> bool:
         """Return whether a size that is no candidate may be measured."""
-        return self.extends and self.accepts(n) and n not in self.closed and self.is_accepted(n, is_new=True)
+        return self.extends and self.accepts(n) and n not in self.closed and self.is_accepted(n)
 
     def place(self, n: int) -> int:
         """Return the position of a size in `sizes`."""
@@ -106,7 +96,7 @@ class SearchState:
 
     def trials(self, n: int) -> int:
         """Return how many trials a size had."""
-        return count_trials(self.timings.get(n, ()))
+        return len(by_trial(self.timings.get(n, ())))
 
     def shuffled(self, sizes: Sequence[int]) -> list[int]:
         """Return the sizes in a random order that depends on the seed and the number of timings."""
@@ -123,8 +113,6 @@ class SearchState:
     @property
     def posterior(self) -> CurvePosterior:
         """The posterior of the log step cost at all sizes."""
-        if self.fitted.cost is None:
-            raise ValueError("nothing was measured")
         return self.fitted.cost
 
     @functools.cached_property
@@ -135,7 +123,7 @@ class SearchState:
     @functools.cached_property
     def step_seconds(self) -> Array:
         """Expected seconds of a step of each of `sizes`."""
-        return np.exp((self.fitted.seconds or self.posterior).mean)
+        return np.exp(self.fitted.seconds.mean)
 
     @functools.cached_property
     def trial_seconds(self) -> Array:
@@ -181,11 +169,7 @@ class SearchState:
 
     @functools.cached_property
     def most_seconds(self) -> float:
-        """
-        Seconds of the longest step that may be recommended; infinite without a limit.
-
-        It is the latency limit, and by latency also the lowest latency plus the tolerance.
-        """
+        """Seconds of the longest step within the latency limit and, by latency, the tolerance; infinite without one."""
         limit = self.goal.latency_limit or math.inf
         if self.goal.objective == "latency" and self.fastest is not None:
             return min(limit, self.goal.allowed(self.seconds[self.fastest]))
@@ -259,11 +243,7 @@ class SearchState:
 
     @functools.cached_property
     def expected_loss(self) -> float:
-        """
-        Mean loss if the search stopped now, as the logarithm of a ratio of values; see `draw_losses`.
-
-        Only batch sizes that the budget still allows to measure count as better.
-        """
+        """Mean of `draw_losses` if the search stopped now, over the batch sizes that the budget allows to measure."""
         return float(self.draw_losses(self.feasibility).mean())
 
     @functools.cached_property
@@ -301,29 +281,22 @@ def is_closed(low: int, high: int) -> bool:
     return high - low <= max(1, int(CLOSED * low))
 
 
-def sizes_between(known: Iterable[int], multiple: int = 1) -> list[int]:
-    """Return up to three multiples between each pair of neighboring sizes, evenly spaced in their logarithm."""
-    pairs = [pair for pair in itertools.pairwise(sorted(known)) if not is_closed(*pair)]
-    parts = itertools.product(pairs, (0.25, 0.5, 0.75))
-    between = {(low, round(low * (high / low) ** part / multiple) * multiple, high) for (low, high), part in parts}
-    return sorted(size for low, size, high in between if low < size < high)
+def sizes_between(low: int, high: int, multiple: int = 1) -> list[int]:
+    """Return up to three multiples between two sizes, evenly spaced in their logarithm; none if they are too near."""
+    between = {round(low * (high / low) ** part / multiple) * multiple for part in (0.25, 0.5, 0.75)}
+    return [] if is_closed(low, high) else sorted(size for size in between if low < size < high)
 
 
-def is_likely(n: int, ran: Collection[int], failed: Collection[int], *, is_new: bool = False) -> bool:
+def is_likely(n: int, ran: Collection[int], failed: Collection[int]) -> bool:
     """
-    Return whether a size may run, by what sizes that ran have in common and the failed ones lack.
+    Return whether size `n` may run, by what sizes that ran have in common and sizes that raised errors lack.
 
-    Two rules are considered: all accepted sizes are multiples of one number, or all divide one number.  A rule that
-    contradicts the failures is ignored.  Only a failure between sizes that ran is a sign of a rule: other
-    failures may show the largest or smallest size of the workload.
-
-    Args:
-        n: The size.
-        ran, failed: Sizes that ran, and sizes that raised an error.
-        is_new: Whether the size was made up by the search; it then has no prime factor that no accepted size has.
+    Two rules are considered: all accepted sizes are multiples of one number, or all divide one number.  By the second,
+    `n` has no odd factor that the accepted sizes lack.  A rule that contradicts the failures is ignored.  Only a
+    failure between sizes that ran is a sign of a rule: others may show the largest or smallest size of the workload.
 
     Example:
-        >>> is_likely(16, [1, 2, 8], [3]), is_likely(12, [1, 2, 8], [3]), is_likely(10, [1, 2, 8], [3], is_new=True)
+        >>> is_likely(16, [1, 2, 8], [3]), is_likely(12, [1, 2, 8], [3]), is_likely(10, [1, 2, 8], [3])
         (True, False, False)
         >>> is_likely(24, [8, 16], [1, 2, 4, 12]), is_likely(20, [8, 16], [1, 2, 4, 12])
         (True, False)
@@ -337,8 +310,5 @@ def is_likely(n: int, ran: Collection[int], failed: Collection[int], *, is_new: 
     multiple = math.lcm(*ran)
     if any(multiple % size == 0 for size in failed):
         return True
-    odd = n // (n & -n)
-    if is_new and multiple % odd:
-        return False
     together = math.lcm(multiple, n)
-    return all(together % size for size in failed)
+    return multiple % (n // (n & -n)) == 0 and all(together % size for size in failed)

@@ -1,15 +1,8 @@
 """
-The rules for the next trial, in order of priority.  The first rule that returns sizes is followed.
+The rules for the next trial.  `next_trials` has their order: the first rule that returns sizes is followed.
 
 If no rule returns a size, the search ends.  The ladder is the list of candidate sizes made before the search.  The
 curve is throughput against batch size.  Contenders are measured sizes that may still be recommended.
-
-    try_requested     sizes that the user requested, each once
-    try_smaller       the smallest size, if all measured sizes exceed the latency limit
-    bisect            sizes around the largest one within the limits, while the curve rises there
-    learn             the trial with the largest expected gain per second: a new size, or another of all contenders
-    probe_neighbors   sizes of the ladder next to the recommended size: a peak between them would not show
-    confirm           the recommended size and the user's current one, until each has two trials
 """
 
 from __future__ import annotations
@@ -28,10 +21,9 @@ HOST_LOSS = 28.0
 """On a CPU learning ends where the expected loss is less than this many tolerances times a share of time.  The share is
 the seconds spent over WORTH_SECONDS, or over the budget if that is more: 0.2 tolerances a second.  A loss that falls
 with the square root of the seconds t falls by loss / (2 t) a second.  So the search ends where another second gains
-less than a fixed share.  With a limit of 2.5 tolerances two of seven searches of mnist-cnn took 58 and 62 s (AMD EPYC,
-2 threads, 4bb4fa90).  60 fake hosts chose nothing (`bench_hosts --family 67 --seeds 3`, cf74b8d0, ratios that vary by
-5 and 15 %).  Their mean regret went from 0.55 and 1.50 to 0.58 and 1.19 %.  The 90th percentile of their seconds fell
-from 26.5 and 24.1 to 23.4 and 22.5.  Families 61 and 63 chose the value."""
+less than a fixed share.  60 fake hosts chose nothing (`bench_hosts --family 67 --seeds 3`, cf74b8d0, ratios that vary
+by 5 and 15 %).  A fixed limit of 2.5 tolerances had a mean regret of 0.55 and 1.50 %, this one 0.58 and 1.19 %, and the
+90th percentile of the seconds fell from 26.5 and 24.1 to 23.4 and 22.5.  Families 61 and 63 chose the value."""
 MOST_CONTENDERS, CONTENDS = 6, 0.3  # of the best expected gain: sizes with less are not in a round
 MOST_TRIALS = 30  # of a size: noise that these do not average out is systematic
 CONFIRM_TRIALS = 2  # one trial may be lucky
@@ -88,11 +80,7 @@ def try_smaller(state: SearchState) -> list[int]:
 
 
 def learn(state: SearchState) -> list[int]:
-    """
-    Return the unmeasured batch size with the largest expected gain per second, or measured ones for another round.
-
-    The list is empty if no trial is worth its time.
-    """
+    """Return the size with the largest expected gain per second, or measured ones for a round; else an empty list."""
     if state.recommended is None or state.goal.objective == "latency":
         return []
     is_paired, loss = state.fitted.noise.is_paired, state.expected_loss / state.tolerance
@@ -167,9 +155,7 @@ def probe_neighbors(state: SearchState) -> list[int]:
 
 def confirm(state: SearchState) -> list[int]:
     """
-    Return a list with the recommended batch size, or else the user's current one, if it lacks a second trial.
-
-    The list is empty if neither does.
+    Return the recommended batch size, or the user's current one, if it lacks a second trial; else an empty list.
 
     `learn` leaves it no time in advance: on 108 fake devices that raised the mean regret from 7.6 to 8.4 % at 2 s.
     """

@@ -112,7 +112,7 @@ def answer(
         largest_measured=max((n for n, taken in timings.items() if taken), default=None),
         tied_with=(),
         decided_by=None,
-        reference=posterior.reference,
+        reference=posterior.noise.reference,
         reasons=(),
         measurements=tuple(measurements),
     )

@@ -415,7 +415,7 @@ def _conditions(result: TuningResult, posterior: Posterior, throttled_only: Sequ
     only = f", except those of {join_words(list(map(str, throttled_only)))}" if throttled_only else ""
     are = f"{_count(throttled)} at a throttled clock {'is' if throttled == 1 else 'are'} not counted"
     step = f"A step is {result.accumulate} batches of this size and one optimizer step"
-    alone = is_cpu and posterior.reference is None and _count_timed(result) > 1
+    alone = is_cpu and posterior.noise.reference is None and _count_timed(result) > 1
     return _that_hold(
         (throttled, f"{are}{only}."),
         (result.l2 == "cold" and not is_cpu, "The L2 cache is cold: steps rotate over several sets of buffers."),

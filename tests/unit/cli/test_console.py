@@ -80,7 +80,7 @@ def test_without_a_terminal_a_line_tells_now_and_then(run, monkeypatch):
         (10.1, event("batch size 8: 2.00 ms", **BEST)),
         (12.4, event("batch size 16: 3.00 ms", **BEST, could_gain=0.03)),
         (17.5, event("batch size 32: 4.00 ms", **BEST)),
-        (90.0, event("batch size 64: 7.44 ms", best_batch_size=64, could_gain=0.034)),
+        (90.0, event("batch size 64: 7.44 ms", **BEST, could_gain=0.034)),
         (99.0, event("measuring is done", kind="end", **BEST)),
     )
 
@@ -91,7 +91,7 @@ def test_without_a_terminal_a_line_tells_now_and_then(run, monkeypatch):
         "cubatch: 5 s, batch size 2: 1.50 ms",
         "cubatch: 12 s, 64 best so far (8 606 samples/s), up to 3 % more possible",
         "cubatch: 18 s, 64 best so far (8 606 samples/s)",
-        "cubatch: 90 s, 64 best so far, up to 4 % more possible",
+        "cubatch: 90 s, 64 best so far (8 606 samples/s), up to 4 % more possible",
     ]
 
 

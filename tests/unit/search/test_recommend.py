@@ -171,6 +171,6 @@ def test_intervals_hold_the_estimate_and_ratios_are_of_a_sample() -> None:
     assert interval[0] < seconds < interval[1]
     assert found.cost_interval(16) == pytest.approx(tuple(value / 16 for value in interval))
     assert (found.seconds_of(32, []), found.cost_interval(32), found.joules_of(16, [])) == ((None, None), None, None)
-    assert found.reference == {"batch_size": 8, "seconds": pytest.approx(0.01)}
+    assert found.noise.reference == {"batch_size": 8, "seconds": pytest.approx(0.01)}
     with pytest.raises(ValueError, match="32 and 8 were not both measured"):
         found.ratio_interval(32, 8)

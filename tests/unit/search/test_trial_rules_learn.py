@@ -60,7 +60,7 @@ def test_learn_on_a_cpu_ends_at_an_expected_loss_that_grows_with_the_seconds_spe
     state = view(rising(), **CHEAP, budget=budget, left=budget - spent)
     assert state.expected_loss / state.tolerance == pytest.approx(4.7, rel=0.05)
     if paired:
-        noise = attrs.evolve(state.fitted.noise, reference_batch_size=1)
+        noise = attrs.evolve(state.fitted.noise, reference={"batch_size": 1, "seconds": 0.01})
         state.__dict__["fitted"] = attrs.evolve(state.fitted, noise=noise)
     assert (trial_rules.learn(state) != []) is learns
 
