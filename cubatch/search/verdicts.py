@@ -8,7 +8,6 @@ from cubatch.measure.records import Outcome
 from cubatch.search.curve_posterior import Z_90
 from cubatch.search.noise import usable
 from cubatch.search.state import SearchState
-from cubatch.search.trial_rules import KNOWN
 from cubatch.units import format_percent, format_seconds
 
 FLAT, FAR = 4, 3
@@ -62,7 +61,7 @@ def _judge_unmeasured(state: SearchState, n: int) -> Outcome:
 
 
 def _judge_by_gain(state: SearchState, n: int, best: int) -> Outcome:
-    """Return the outcome of an unmeasured size by its expected gain over the recommended size `best`."""
+    """Return the outcome of an unmeasured size by its possible gain over the recommended size `best`."""
     last, need = max(state.measured), float(state.trial_seconds[state.place(n)])
     if state.goal.objective != "latency" and n > last >= FLAT * best:
         is_far = n > FAR * last
@@ -70,8 +69,8 @@ def _judge_by_gain(state: SearchState, n: int, best: int) -> Outcome:
         text = f"from batch size {best} to {last} nothing is gained, {end}"
         return Outcome(n, "dropped", text, {"looked_at": False} if is_far else {})
     ahead, sd = state.ahead(n, best)
-    average, most = _expected_gain(ahead, sd, state.tolerance), math.expm1(ahead + Z_90 * sd)
-    if (state.goal.objective == "latency" or average >= KNOWN * state.tolerance) and not state.affordable(n):
+    most = math.expm1(ahead + Z_90 * sd)
+    if (state.goal.objective == "latency" or most > state.tolerance) and not state.affordable(n):
         left = format_seconds(state.left)
         text = f"a trial would take about {format_seconds(need)}, {left} of the budget are left"
         facts = {"limit": "budget", "could_gain": round(most, 3), "needed_seconds": need, "left_seconds": state.left}
@@ -80,9 +79,3 @@ def _judge_by_gain(state: SearchState, n: int, best: int) -> Outcome:
     if not 0 < most <= 1:  # too wide to be useful
         how = "slower than" if most <= 0 else "not expected to be better than"
     return Outcome(n, "dropped", f"by the timings of its neighbors it is {how} batch size {best}")
-
-
-def _expected_gain(ahead: float, sd: float, tolerance: float) -> float:
-    """Return the mean of max(x - tolerance, 0) for a normal x with mean `ahead` and standard deviation `sd`."""
-    z = (tolerance - ahead) / sd
-    return sd * (math.exp(-0.5 * z * z) / math.sqrt(2 * math.pi) - z * 0.5 * math.erfc(z / math.sqrt(2)))

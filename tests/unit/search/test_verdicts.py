@@ -13,7 +13,7 @@ import pytest
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import STATUSES, Outcome, Timing
 from cubatch.search.state import SearchState
-from cubatch.search.verdicts import _expected_gain, judge_sizes
+from cubatch.search.verdicts import judge_sizes
 from tests.unit.situations import POWERS, along, record, view
 
 LATENCY = Goal(objective="latency", tolerance=0.05)
@@ -189,15 +189,6 @@ def test_what_was_affordable_and_left_is_dropped_with_what_it_may_be() -> None:
     assert re.fullmatch(
         r"by the timings of its neighbors it is at most [\d.]+ % better than batch size 512", found.stop_reason
     )
-
-
-@pytest.mark.parametrize(("ahead", "sd"), [(0.05, 0.1), (-0.2, 0.1), (0.3, 0.02)])
-def test_the_expected_gain_is_that_of_many_draws(ahead: float, sd: float) -> None:
-    """What a normal number exceeds 1 % by on average."""
-    values = np.random.default_rng(4).normal(ahead, sd, 400_000)
-    expected = np.maximum(values - 0.01, 0)
-    error = expected.std() / math.sqrt(len(values))
-    assert _expected_gain(ahead, sd, 0.01) == pytest.approx(expected.mean(), abs=4 * error)
 
 
 def test_by_latency_what_is_not_affordable_is_not_run() -> None:
