@@ -28,7 +28,6 @@ MOST_CONTENDERS, CONTENDS = 6, 0.3  # of the best expected gain: sizes with less
 MOST_TRIALS = 30  # of a size: noise that these do not average out is systematic
 CONFIRM_TRIALS = 2  # one trial may be lucky
 NEIGHBOR, LIKELY = 2.0, 0.5  # factor from the recommended size, and probability that a size runs
-MARGIN = 0.1  # of a gap: bisection keeps this far from both ends
 CHEAP = 0.05  # share of the time left that a trial may take where little is expected of it
 TIMINGS = 5  # expected in a trial, when its value is computed
 
@@ -127,16 +126,10 @@ def bisect(state: SearchState) -> list[int]:
         target = math.sqrt(low * high) if high else inside[-1]
     else:
         return []
-    if high:  # a bad guess narrows the gap too
-        margin = MARGIN * (high - low)
-        target = min(max(target, low + margin), high - margin)
-    size = int(target) // state.multiple * state.multiple
     nearest = min(inside, key=lambda n: abs(n - target))
-    if (not high and is_closed(low, size)) or not (low < size and state.may_add(size)):
-        size = nearest
     rise = state.ahead(inside[-1], state.fastest)[0]
     share = 1.0 if is_latency or rise >= KNOWN * state.tolerance else CHEAP if rise > 0 else 0.0
-    return [size] if state.affordable(nearest, share) else []
+    return [nearest] if state.affordable(nearest, share) else []
 
 
 def probe_neighbors(state: SearchState) -> list[int]:
