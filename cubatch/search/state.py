@@ -25,8 +25,6 @@ from cubatch.search.posterior import Posterior, is_favored
 CLOSED = 0.01
 """No size is tried between two sizes that differ by at most this share of the smaller, or by 1."""
 LEAST_TOLERANCE = 0.005  # two runs of one program differ by about this, by their place in memory
-UNTRIED, UNTRIED_SHARE = 1.5, 0.4
-"""Factor above the longest measured step: a trial may then take this share of the time left."""
 RUNS_BEYOND_ERROR = 0.5  # probability that a size runs though a smaller one raised an error
 RUNS_BEYOND, TRIES_ON = 0.25, 1.5  # the same for one that ran out of memory and is smaller by more than this factor
 DRAWS = 256  # of the loss
@@ -132,13 +130,8 @@ class SearchState:
         return np.array([self.seconds_of_trial(n, float(seconds)) for n, seconds in pairs])
 
     def affordable(self, n: int, share: float = 1.0) -> bool:
-        """Return whether a trial of a size is expected to take at most this share of `affordable_seconds`."""
-        return bool(self.trial_seconds[self.place(n)] <= share * self.affordable_seconds[self.place(n)])
-
-    @functools.cached_property
-    def affordable_seconds(self) -> Array:
-        """Seconds that a trial of each of `sizes` may take: the time left, or a share of it for much longer steps."""
-        return np.where(self.step_seconds > UNTRIED * max(self.seconds.values()), UNTRIED_SHARE, 1.0) * self.left
+        """Return whether a trial of a size is expected to take at most this share of the time left."""
+        return bool(self.trial_seconds[self.place(n)] <= share * self.left)
 
     @functools.cached_property
     def tolerance(self) -> float:
@@ -210,7 +203,7 @@ class SearchState:
 
         It is 0 for an unmeasured size whose trial the budget does not hold, and on a CPU for one that is not favored.
         """
-        in_reach = self.trial_seconds <= self.affordable_seconds
+        in_reach = self.trial_seconds <= self.left
         if self.fitted.noise.is_paired and self.favored is not None:  # on a CPU only round sizes win
             in_reach &= np.isin(self.sizes, list(self.favored))
         return np.where(in_reach | np.isin(self.sizes, list(self.measured)), self.run_probability, 0.0)

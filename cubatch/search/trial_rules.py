@@ -88,7 +88,7 @@ def learn(state: SearchState) -> list[int]:
         return []
     gains = state.knowledge_gradient(state.fitted.noise.variance(TIMINGS))
     gains[[n in state.closed or state.trials(n) >= MOST_TRIALS for n in state.sizes]] = 0.0
-    rate = np.where(state.trial_seconds <= state.affordable_seconds, gains / state.trial_seconds, 0.0)
+    rate = np.where(state.trial_seconds <= state.left, gains / state.trial_seconds, 0.0)
     best = int(rate.argmax())
     is_worth = is_paired or loss > MUCH or rate[best] * worth_seconds >= 1.0
     if rate[best] <= 0.0 or not is_worth:

@@ -230,7 +230,7 @@ def test_energy_is_tuned_by_joules() -> None:
     goal = Goal(objective="energy")
     measured = go(device, given(), goal=goal)
     assert answer.answer(given(), measured, goal=goal, setting={}).batch_size == 32
-    assert min(timing.seconds * timing.repeats for timing in measured.timings) >= 0.5
+    assert min(timing.seconds * timing.repeats for timing in measured.timings) >= 0.5 - 1e-9
 
 
 def test_energy_without_readings_ends_after_one_visit() -> None:
