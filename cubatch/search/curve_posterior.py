@@ -150,5 +150,4 @@ def _covariances(a: Array, b: Array, processes: Array) -> Array:
 
 def _shapes(sizes: Array) -> Array:
     """Return the prior mean curves of the log cost, log(knee + size): a row per size, a column per knee."""
-    shapes: Array = np.log(KNEES + sizes[:, None])
-    return shapes
+    return np.log(KNEES + sizes[:, None])

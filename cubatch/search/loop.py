@@ -122,8 +122,7 @@ class Search:
             raise
         except BaseException:
             for n in self._open:
-                count = len(self.timings[n])
-                reason = f"the run was interrupted after {count} timings of this size"
+                reason = f"the run was interrupted after {len(self.timings[n])} timings of this size"
                 self._finish(Outcome(n, "interrupted", reason))
             raise
         finally:
@@ -174,8 +173,7 @@ class Search:
             if self.rounds is not None and outcome.status == "dropped":
                 outcome = attrs.evolve(outcome, status="ok", stop_reason="compared, not searched")  # noqa: PLW2901
             cut = {"cut_short": True} if outcome.status == "over_limit" else {"limit": "budget"}
-            place = self.state.place(outcome.batch_size)
-            is_cut = outcome.status in {"ok", "over_limit"} and self.budget.left() < self.state.trial_seconds[place]
+            is_cut = outcome.status in {"ok", "over_limit"} and not self.state.affordable(outcome.batch_size)
             self._finish(outcome, cut if is_cut else {})
         for n in self._open:
             text = f"{self.state.trials(n)} trials gave no value of its energy"
@@ -197,18 +195,15 @@ class Search:
         over_memory = {n for n, o in outcomes.items() if o.status == "over_limit" and o.facts.get("limit") == "memory"}
         lack_cost = {n for n, t in self.timings.items() if len(by_trial(t)) > 1 and not has_cost(t, self.goal)}
 
-        def seconds(n: int, step: float) -> float:
-            return trial_seconds(
-                step, self.span_seconds, prepare_seconds=guess_prepare(n, prepare), left=left, around_seconds=around
-            )
-
         self.state = SearchState(
             goal=self.goal,
             ladder=self.candidates,
             timings={n: taken for n, taken in self.timings.items() if n not in over_memory},
             closed={*outcomes, *lack_cost},
             failed={n: o.status for n, o in outcomes.items() if o.status in _FAILED or o.facts.get("type") == _REFUSED},
-            seconds_of_trial=seconds,
+            seconds_of_trial=lambda n, step: trial_seconds(
+                step, self.span_seconds, prepare_seconds=guess_prepare(n, prepare), left=left, around_seconds=around
+            ),
             left=left,
             budget=self.budget.seconds,
             extends=self.extend is not None,

@@ -100,8 +100,7 @@ class _Trials:
     @classmethod
     def of(cls, timings: Sequence[Timing], noise: Noise, goal: Goal) -> Self:
         """Return the trials of one size under a noise model; those without a cost (seconds or joules) are left out."""
-        every = [[t for t in taken if _cost(t, goal) is not None] for taken in by_trial(usable(timings)).values()]
-        every = [taken for taken in every if taken]
+        every = by_trial(timing for timing in usable(timings) if _cost(timing, goal) is not None).values()
         shifts = [np.array([_host_shift(timing, noise) for timing in taken]) for taken in every]
         host = np.array([_median(shift) for shift in shifts])
         values = [
@@ -207,8 +206,7 @@ def _median(values: Iterable[float]) -> float:
 def _distances(values: Array) -> Array:
     """Return the absolute difference of each pair of values, divided by the square root of 2."""
     first, second = np.triu_indices(len(values), 1)
-    distances: Array = np.abs(values[first] - values[second]) / math.sqrt(2)
-    return distances
+    return np.abs(values[first] - values[second]) / math.sqrt(2)
 
 
 def _with_slopes(sizes: Collection[Sequence[Timing]], goal: Goal, noise: Noise) -> Noise:

@@ -198,11 +198,7 @@ class SearchState:
 
     @functools.cached_property
     def feasibility(self) -> Array:
-        """
-        Probability of each of `sizes` that it runs within the latency limit.
-
-        It is 0 for an unmeasured size whose trial the budget does not hold, and on a CPU for one that is not favored.
-        """
+        """`run_probability`, but 0 for unmeasured sizes that the budget does not hold or, on a CPU, are not favored."""
         in_reach = self.trial_seconds <= self.left
         if self.fitted.noise.is_paired and self.favored is not None:  # on a CPU only round sizes win
             in_reach &= np.isin(self.sizes, list(self.favored))
@@ -221,10 +217,9 @@ class SearchState:
 
     def draw_losses(self, probability: Array) -> Array:
         """
-        Return random draws of the loss if the search stopped now; 0 where nothing would be lost.
+        Return random draws of the loss if the search stopped now; `probability` is that of each of `sizes` to run.
 
-        A loss is the logarithm of the best value over that of the recommended size, less the tolerance.  `probability`
-        is that of each of `sizes` to run.
+        A loss is the logarithm of the best value over that of the recommended size, less the tolerance, and at least 0.
         """
         random, count = default_rng(0), len(self.value)  # the same draws each time: decisions are reproducible
         root = np.linalg.cholesky(self.posterior.covariance + LEAST_VARIANCE * np.eye(count))

@@ -1,8 +1,7 @@
 """
 The rules for the next trial.  `next_trials` has their order: the first rule that returns sizes is followed.
 
-If no rule returns a size, the search ends.  The ladder is the list of candidate sizes made before the search.  The
-curve is throughput against batch size.  Contenders are measured sizes that may still be recommended.
+If no rule returns a size, the search ends.  The ladder is the list of candidate sizes made before the search.
 """
 
 from __future__ import annotations
@@ -45,20 +44,14 @@ def next_trials(state: SearchState) -> list[int]:
 
 
 def first(state: SearchState) -> list[int]:
-    """
-    Return the first size to measure: the smallest, or the best predicted one if the smallest is expensive.
-
-    By the objective latency the smallest size is the fastest.
-    """
+    """Return the smallest size, or the best predicted one if the smallest is expensive; by latency the smallest."""
     waiting = [n for n in sorted(state.ladder) if n not in state.closed]
     model = {n: seconds for n in waiting if (seconds := state.ladder[n].predicted_seconds) is not None}
-    if len(model) < len(waiting) or not waiting or not state.extends or state.goal.objective == "latency":
-        return waiting[:1]
     trials = {n: state.seconds_of_trial(n, seconds) for n, seconds in model.items()}
-    able = [n for n in waiting if model[n] <= state.most_seconds and trials[n] <= state.left]
-    if not able or trials[waiting[0]] <= CHEAP * state.left:
+    able = [n for n in model if model[n] <= state.most_seconds and trials[n] <= state.left]
+    if not able or len(model) < len(waiting) or not state.extends or state.goal.objective == "latency":
         return waiting[:1]
-    return [min(able, key=lambda n: model[n] / n)]
+    return waiting[:1] if trials[waiting[0]] <= CHEAP * state.left else [min(able, key=lambda n: model[n] / n)]
 
 
 def try_requested(state: SearchState) -> list[int]:
@@ -96,8 +89,8 @@ def learn(state: SearchState) -> list[int]:
     if state.sizes[best] not in state.measured:
         return [state.sizes[best]]
     promising = [n for n in state.measured if gains[state.place(n)] >= CONTENDS * gains[best]]
-    promising.sort(key=lambda n: -gains[state.place(n)])
-    contenders = dict.fromkeys([state.recommended, state.sizes[best], *promising])
+    ranked = sorted(promising, key=lambda n: -gains[state.place(n)])
+    contenders = dict.fromkeys([state.recommended, state.sizes[best], *ranked])
     return state.shuffled([n for n in contenders if state.affordable(n)][:MOST_CONTENDERS])
 
 

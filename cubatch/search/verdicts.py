@@ -31,9 +31,8 @@ def _judge_measured(state: SearchState, n: int) -> Outcome:
     measured = f"{count} timing{'s' * (count > 1)} in {trials} trial{'s' * (trials > 1)}"
     ahead, sd = state.ahead(n, state.fastest)
     if -ahead - Z_90 * sd > state.tolerance:
-        return Outcome(
-            n, "dropped", f"{format_percent(-math.expm1(ahead))} behind batch size {state.fastest} after {measured}"
-        )
+        text = f"{format_percent(-math.expm1(ahead))} behind batch size {state.fastest} after {measured}"
+        return Outcome(n, "dropped", text)
     return Outcome(n, "ok", measured)
 
 
