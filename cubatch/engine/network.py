@@ -66,7 +66,8 @@ class Model(Learned):
             products of a training step compute the sums of the batch norms next to them. With "space_to_depth" a
             network's batch is stored in patches of the stride of its first convolution, for faster kernels. With
             "flash_attention" attention in training stores a number per query and head instead of its weights. It needs
-            16 bits, sm_80 and heads of at most 64 channels; without them weights are stored.
+            16 bits, sm_80 and heads of at most 64 channels; without them weights are stored. With "reversed_sums"
+            kernels that sum over the batch read it from the last row to the first.
 
     Raises:
         UnsupportedLayer: If the engine cannot compute one of the layers.
@@ -119,6 +120,8 @@ class Model(Learned):
         if is_narrow and not (context or operations):
             remedy = "Pass `context`: cubatch's kernels take it."
             raise UnsupportedDtype(dtype, 'library="im2col"', ("float32",), remedy)
+        if context and "reversed_sums" in self._work.experimental:
+            context = attrs.evolve(context, reverses_sums=True)
         self._operations = operations or (on_kernels(context) if context else functional)
         self._on_gpu = self._xp is not np
         if self._on_gpu:  # all that follows is allocated and launched on the current device

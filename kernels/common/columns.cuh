@@ -39,6 +39,32 @@ CB_DEVICE Rows rows_of_tile(u32 tile, int rows_per_tile, i64 rows) {
   return {begin, begin + rows_per_tile < rows ? begin + rows_per_tile : rows};
 }
 
+#ifndef REVERSED_SUMS
+#define REVERSED_SUMS 0
+#endif
+
+// The rows that this block sums, by places: its tile's.  With -DREVERSED_SUMS=1 place 0 is the last row, and blocks take
+// turns at as many rows as they have row lanes.  The L2 cache still has the last rows that the launch before wrote, and
+// then the first ones for a launch that reads them next.
+struct SummedRows : Rows {
+  i64 num_rows;
+  int step;  // from a row lane's place to its next
+
+  CB_DEVICE i64 row(i64 place) const { return REVERSED_SUMS ? num_rows - 1 - place : place; }
+  // Number of the rows.
+  CB_DEVICE i64 count(int num_row_lanes) const {
+    if constexpr (!REVERSED_SUMS) return end - begin;
+    const i64 left = (end - begin) % step;
+    return (end - begin) / step * num_row_lanes + (left < num_row_lanes ? left : num_row_lanes);
+  }
+};
+
+CB_DEVICE SummedRows summed_rows(int rows_per_tile, i64 num_rows, int lanes) {
+  const int num_row_lanes = THREADS / lanes;
+  if constexpr (!REVERSED_SUMS) return {rows_of_tile(cb_block_x(), rows_per_tile, num_rows), num_rows, num_row_lanes};
+  return {{(i64)cb_block_x() * num_row_lanes, num_rows}, num_rows, (int)cb_num_blocks_x() * num_row_lanes};
+}
+
 // Vectors of a gradient and of what it belongs to, both on their way.
 template <int V>
 struct Pair {

@@ -34,7 +34,7 @@ batch_norm_statistics(const CB_ELEMENT* x, float* partials, i64 num_rows, int ro
                       int vector) {
   cb_dependent_launch();
   CB_SHARED(float, shared, 2 * COLUMN_SHARED);
-  const Rows rows = rows_of_tile(cb_block_x(), rows_per_tile, num_rows);
+  const SummedRows rows = summed_rows(rows_per_tile, num_rows, lanes);
   if (vector > 1) {
     tile_moments<WIDE>(x, partials, rows, channels, lanes, shared);
   } else {
@@ -196,8 +196,8 @@ struct Behind {
 };
 
 CB_DEVICE Behind behind_tile(const CB_ELEMENT* gamma, const CB_ELEMENT* beta, int activation, const CB_ELEMENT* pooled,
-                             int pixels, Rows rows) {
-  return {gamma, beta, activation, pooled, pixels, pooled != nullptr ? (int)(rows.begin / pixels) : 0};
+                             int pixels, i64 first_row) {
+  return {gamma, beta, activation, pooled, pixels, pooled != nullptr ? (int)(first_row / pixels) : 0};
 }
 
 // Gradients of the norm's results, which are computed as in normalise(): a slope is that of the very element.
@@ -223,7 +223,7 @@ CB_DEVICE void undo(const Behind& behind, i64 row, int channels, int channel, co
 
 template <int V, bool SLOPE>
 CB_DEVICE void tile_gradients(const CB_ELEMENT* dy, const CB_ELEMENT* x, const float* mean, const float* inv_std,
-                              float* partials, Rows rows, int channels, int lanes, float* shared,
+                              float* partials, SummedRows rows, int channels, int lanes, float* shared,
                               const Behind& behind) {
   const Column at = column_of_thread(lanes);
   const int first = (int)cb_block_y() * lanes * V;
@@ -240,14 +240,14 @@ CB_DEVICE void tile_gradients(const CB_ELEMENT* dy, const CB_ELEMENT* x, const f
       for (int v = 0; v < V; ++v) scale[v] *= factor[v];
     }
     walk<2>(
-        rows.begin + at.row_lane, rows.end, at.num_row_lanes,
-        [&](i64 row) {
-          const i64 offset = row * channels + channel;
+        rows.begin + at.row_lane, rows.end, rows.step,
+        [&](i64 place) {
+          const i64 offset = rows.row(place) * channels + channel;
           return Pair<V>{cb_load<CB_ELEMENT, V>(dy + offset), cb_load<CB_ELEMENT, V>(x + offset)};
         },
-        [&](i64 row, const Pair<V>& loaded) {
+        [&](i64 place, const Pair<V>& loaded) {
           float errors[V];
-          if constexpr (SLOPE) undo(behind, row, channels, channel, loaded, center, scale, shift, errors);
+          if constexpr (SLOPE) undo(behind, rows.row(place), channels, channel, loaded, center, scale, shift, errors);
           CB_UNROLL
           for (int v = 0; v < V; ++v) {
             const float error = SLOPE ? errors[v] : to_float(loaded.dy.v[v]);
@@ -264,7 +264,7 @@ batch_norm_backward_sums(const CB_ELEMENT* dy, const CB_ELEMENT* x, const float*
                          float* partials, i64 num_rows, int rows_per_tile, int channels, int lanes, int vector) {
   cb_dependent_launch();
   CB_SHARED(float, shared, 2 * COLUMN_SHARED);
-  const Rows rows = rows_of_tile(cb_block_x(), rows_per_tile, num_rows);
+  const SummedRows rows = summed_rows(rows_per_tile, num_rows, lanes);
   if (vector > 1) {
     tile_gradients<WIDE, false>(dy, x, mean, inv_std, partials, rows, channels, lanes, shared, {});
   } else {
@@ -279,8 +279,8 @@ batch_norm_slope_sums(const CB_ELEMENT* dy, const CB_ELEMENT* x, const float* me
                       int pixels) {
   cb_dependent_launch();
   CB_SHARED(float, shared, 2 * COLUMN_SHARED);
-  const Rows rows = rows_of_tile(cb_block_x(), rows_per_tile, num_rows);
-  const Behind behind = behind_tile(gamma, beta, activation, pooled, pixels, rows);
+  const SummedRows rows = summed_rows(rows_per_tile, num_rows, lanes);
+  const Behind behind = behind_tile(gamma, beta, activation, pooled, pixels, REVERSED_SUMS ? 0 : rows.begin);
   if (vector > 1) {
     tile_gradients<WIDE, true>(dy, x, mean, inv_std, partials, rows, channels, lanes, shared, behind);
   } else {
@@ -363,7 +363,7 @@ batch_norm_slope_apply(const CB_ELEMENT* dy, const CB_ELEMENT* x, CB_ELEMENT* dx
                        const CB_ELEMENT* pooled, int pixels) {
   cb_dependent_launch();
   const Rows rows = rows_of_tile(cb_block_x(), rows_per_tile, num_rows);
-  const Behind behind = behind_tile(gamma, beta, activation, pooled, pixels, rows);
+  const Behind behind = behind_tile(gamma, beta, activation, pooled, pixels, rows.begin);
   if (vector > 1) {
     input_gradient<WIDE, true>(dy, x, dx, mean, inv_std, gamma, means, rows, channels, lanes, behind);
   } else {

@@ -147,19 +147,19 @@ struct RowPair {
 
 template <int V>
 CB_DEVICE void tile_sums(const CB_ELEMENT* dy, const CB_ELEMENT* x, const float* statistics, float* partials,
-                         Rows rows, i64 num_rows, int channels, int lanes, float* shared) {
+                         SummedRows rows, int channels, int lanes, float* shared) {
   const Column at = column_of_thread(lanes);
   const int first = (int)cb_block_y() * lanes * V;
   const int channel = first + at.lane * V;
   float sums[2][V] = {};
   if (channel < channels) {
     walk<2>(
-        rows.begin + at.row_lane, rows.end, at.num_row_lanes,
-        [&](i64 row) {
-          const i64 offset = row * channels + channel;
+        rows.begin + at.row_lane, rows.end, rows.step,
+        [&](i64 place) {
+          const i64 row = rows.row(place), offset = row * channels + channel;
           const bool normed = statistics != nullptr;
           return RowPair<V>{cb_load<CB_ELEMENT, V>(dy + offset), cb_load<CB_ELEMENT, V>(x + offset),
-                            normed ? statistics[row] : 0.0f, normed ? statistics[num_rows + row] : 1.0f};
+                            normed ? statistics[row] : 0.0f, normed ? statistics[rows.num_rows + row] : 1.0f};
         },
         [&](i64, const RowPair<V>& loaded) {
           CB_UNROLL
@@ -180,10 +180,10 @@ layer_norm_sums(const CB_ELEMENT* dy, const CB_ELEMENT* x, const float* statisti
                 int rows_per_tile, int channels, int lanes, int vector) {
   cb_dependent_launch();
   CB_SHARED(float, shared, 2 * COLUMN_SHARED);
-  const Rows rows = rows_of_tile(cb_block_x(), rows_per_tile, num_rows);
+  const SummedRows rows = summed_rows(rows_per_tile, num_rows, lanes);
   if (vector > 1) {
-    tile_sums<WIDE>(dy, x, statistics, partials, rows, num_rows, channels, lanes, shared);
+    tile_sums<WIDE>(dy, x, statistics, partials, rows, channels, lanes, shared);
   } else {
-    tile_sums<1>(dy, x, statistics, partials, rows, num_rows, channels, lanes, shared);
+    tile_sums<1>(dy, x, statistics, partials, rows, channels, lanes, shared);
   }
 }

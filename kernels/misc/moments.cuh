@@ -19,16 +19,17 @@ CB_DEVICE Moments merge(const Moments& a, const Moments& b) {
 }
 
 template <int V>
-CB_DEVICE void tile_moments(const CB_ELEMENT* x, float* partials, Rows rows, int channels, int lanes, float* shared) {
+CB_DEVICE void tile_moments(const CB_ELEMENT* x, float* partials, SummedRows rows, int channels, int lanes,
+                            float* shared) {
   const Column at = column_of_thread(lanes);
   const int first = (int)cb_block_y() * lanes * V;
   const int channel = first + at.lane * V;
   float sums[2][V] = {};
   if (channel < channels) {
-    const Vec<CB_ELEMENT, V> pivot = cb_load<CB_ELEMENT, V>(x + rows.begin * channels + channel);
+    const Vec<CB_ELEMENT, V> pivot = cb_load<CB_ELEMENT, V>(x + rows.row(rows.begin) * channels + channel);
     walk<LOADS>(
-        rows.begin + at.row_lane, rows.end, at.num_row_lanes,
-        [&](i64 row) { return cb_load<CB_ELEMENT, V>(x + row * channels + channel); },
+        rows.begin + at.row_lane, rows.end, rows.step,
+        [&](i64 place) { return cb_load<CB_ELEMENT, V>(x + rows.row(place) * channels + channel); },
         [&](i64, const Vec<CB_ELEMENT, V>& loaded) {
           CB_UNROLL
           for (int v = 0; v < V; ++v) {
@@ -39,7 +40,7 @@ CB_DEVICE void tile_moments(const CB_ELEMENT* x, float* partials, Rows rows, int
         });
   }
   share_sums(sums, lanes, shared);
-  const float count = (float)(rows.end - rows.begin);
+  const float count = (float)rows.count(at.num_row_lanes);
   float* tile = partials + (i64)cb_block_x() * 3 * channels;
   CB_NO_UNROLL
   for (int i = cb_thread(); i < lanes * V && first + i < channels; i += THREADS) {
@@ -47,7 +48,7 @@ CB_DEVICE void tile_moments(const CB_ELEMENT* x, float* partials, Rows rows, int
     const float m2 = block_sum<2>(shared, 1, i, lanes * V) - sum * (sum / count);
     const int c = first + i;
     tile[c] = count;
-    tile[channels + c] = to_float(x[rows.begin * channels + c]) - to_float(x[c]) + sum / count;
+    tile[channels + c] = to_float(x[rows.row(rows.begin) * channels + c]) - to_float(x[c]) + sum / count;
     tile[2 * channels + c] = m2 < 0.0f ? 0.0f : m2;  // millions of equal rows may round to less than nothing
   }
 }

@@ -10,15 +10,15 @@
 #include "common/columns.cuh"
 
 template <int V>
-CB_DEVICE void sum_tile(const CB_ELEMENT* x, float* partials, Rows rows, int channels, int lanes, float* shared) {
+CB_DEVICE void sum_tile(const CB_ELEMENT* x, float* partials, SummedRows rows, int channels, int lanes, float* shared) {
   const Column at = column_of_thread(lanes);
   const int first = column_block() * lanes * V;
   const int channel = first + at.lane * V;
   float sums[1][V] = {};
   if (channel < channels) {
     walk<LOADS>(
-        rows.begin + at.row_lane, rows.end, at.num_row_lanes,
-        [&](i64 row) { return cb_load<CB_ELEMENT, V>(x + row * channels + channel); },
+        rows.begin + at.row_lane, rows.end, rows.step,
+        [&](i64 place) { return cb_load<CB_ELEMENT, V>(x + rows.row(place) * channels + channel); },
         [&](i64, const Vec<CB_ELEMENT, V>& loaded) {
           CB_UNROLL
           for (int v = 0; v < V; ++v) sums[0][v] += to_float(loaded.v[v]);
@@ -32,7 +32,7 @@ column_sums(const CB_ELEMENT* x, float* partials, i64 num_rows, int rows_per_til
             int vector) {
   cb_dependent_launch();
   CB_SHARED(float, shared, COLUMN_SHARED);
-  const Rows rows = rows_of_tile(cb_block_x(), rows_per_tile, num_rows);
+  const SummedRows rows = summed_rows(rows_per_tile, num_rows, lanes);
   if (vector > 1) {
     sum_tile<WIDE>(x, partials, rows, channels, lanes, shared);
   } else {

@@ -36,10 +36,12 @@ class Target:
     Attributes:
         device: The device that grids and variants are chosen for.
         launcher: Runs kernels.
+        options: Further arguments of each context.
     """
 
     device: Device
     launcher: Any
+    options: dict[str, Any] = attrs.field(factory=dict)
 
     def __repr__(self) -> str:
         """Say what a failing test ran on: short, or hypothesis would print every fact of the device."""
@@ -53,7 +55,7 @@ class Target:
 
     def context(self, **changes: Any) -> Context:
         """Give the context that operations take first; `chooser=` chooses tiles by hand."""
-        return Context(**{"device": self.device, "launcher": self.launcher, **changes})
+        return Context(**{"device": self.device, "launcher": self.launcher, **self.options, **changes})
 
     def put(self, array: Any) -> Any:
         """Bring an array to the device: a copy, so that a test sees what a kernel wrote to its inputs."""

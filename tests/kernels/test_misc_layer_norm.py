@@ -23,6 +23,7 @@ def rows_of_channels(draw):
         "dtype": draw(st.sampled_from(DTYPES)),
         "far": draw(st.sampled_from([0, 0, 8, 1000])),
         "shift": draw(st.sampled_from([0, 0, 1])),
+        "reverses": draw(st.booleans()),
         "seed": draw(st.integers(0, 2**32 - 1)),
     }
 
@@ -112,8 +113,9 @@ def test_its_gradients_are_those_of_float64(launcher, case, in_place):
     dgamma, dbeta = (launcher.unwritten((c,), x.dtype) for _ in range(2))
     errors = place(launcher, dy, case["shift"])
     dx = errors if in_place else room(launcher, x.shape, x.dtype, case["shift"])
+    context = launcher.context(reverses_sums=case["reverses"])
     layer_norm.layer_norm_backward(
-        launcher.context(), errors, place(launcher, x, case["shift"]), place(launcher, gamma_),
+        context, errors, place(launcher, x, case["shift"]), place(launcher, gamma_),
         statistics=launcher.put(kept), dgamma=dgamma, dbeta=dbeta, out=dx,
     )  # fmt: skip
     wide, e = decoded(x), decoded(dy)
@@ -141,7 +143,8 @@ def test_layer_scale_and_its_gradients(launcher, case, in_place):
     y = room(launcher, x.shape, x.dtype, case["shift"])
     scaling.layer_scale(launcher.context(), arrays[1], factors, out=y)
     dx = arrays[0] if in_place else room(launcher, x.shape, x.dtype, case["shift"])
-    scaling.layer_scale_backward(launcher.context(), *arrays, factors, dgamma=dgamma, out=dx)
+    context = launcher.context(reverses_sums=case["reverses"])
+    scaling.layer_scale_backward(context, *arrays, factors, dgamma=dgamma, out=dx)
     for got, of in ((y, x), (dx, dy)):
         want = decoded(of) * decoded(gamma_)
         assert_within(decoded(launcher.get(got)), want, bound(1, abs(want), want, case["dtype"]), label=str(case))

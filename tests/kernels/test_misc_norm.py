@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import attrs
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from cubatch.engine.batch_norm import ACTIVATIONS
-from cubatch.engine.native import batch_norm, reductions
+from cubatch.engine.native import batch_norm, layer_norm, reductions
+from cubatch.engine.native.arrays import tile_arguments
 from cubatch.errors import InvalidArgument
 from cubatch.hardware.facts import Device
+from cubatch.kernels import variant
 from cubatch.kernels.workspace.misc import THREADS, summed_tiles
 from cubatch.network.layers import LAYERS
 from tests.checks import assert_within, gamma
@@ -350,6 +353,45 @@ def _assert_undone(launcher, shape, shift, kind, dtype, *, pooled_at=None):
     _assert_gradients(launcher, got, x, errors, (gamma_, mean, inv_std), dtype, off=off, label=kind)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("shape", "shift"), [*SHAPES, ((25, 11, 4, 8), 0)])
+def test_sums_may_start_at_the_last_row(launcher, shape, shift, dtype):
+    """Blocks take the rows in turns; in the last turn some of them have fewer rows than others, or none."""
+    backwards = attrs.evolve(launcher, options={"reverses_sums": True})
+    _, x, gamma_, beta = _case(shape, dtype)
+    got = _train(backwards, x, gamma_, beta, shift)
+    _assert_trained(backwards, x, gamma_, beta, got, relu=False, label=f"{shape} {dtype}")
+    _assert_undone(backwards, shape, shift, "none", dtype)
+    _assert_undone(backwards, shape, shift, "silu", dtype, pooled_at=0)
+
+
+def test_all_kernels_that_sum_rows_start_at_the_last_one(launcher):
+    """Those that write rows follow them, and find the first rows in the cache."""
+    launched = set()
+    bound = SimpleNamespace(module=np, bind=lambda kernel, *_: launched.add(kernel.operation) or (lambda: None))
+    context = launcher.context(launcher=bound, reverses_sums=True)
+    x, norm = np.zeros((1100, 8), np.float32), np.zeros(8, np.float32)
+    statistics, sums = {"mean": norm, "inv_std": norm}, {"dgamma": norm, "dbeta": norm}
+    reductions.column_sums(context, x)
+    batch_norm.batch_norm_train(context, x, norm, norm, **statistics, out=x)
+    for kind in (None, "relu"):
+        batch_norm.batch_norm_backward(context, x, x, norm, **statistics, **sums, beta=norm, activation=kind, out=x)
+    layer_norm.layer_norm_backward(context, x, x, norm, statistics=np.zeros(2200, np.float32), **sums, out=x)
+    known = {kernel.operation for kernel in variant.kernels() if kernel.operation.endswith("_reversed")}
+    assert {name for name in launched if "sums" in name or "statistics" in name} == known | {"column_sums_finish"}
+
+
+def test_the_block_that_owns_a_row_reads_it_in_its_turn(launcher):
+    """Of two blocks with as many rows as a turn has, the first sums the last rows."""
+    x = np.arange(2.0 * THREADS, dtype=np.float32).reshape(-1, 1)
+    tiles = summed_tiles(*x.shape, 1, 4, launcher.device)
+    assert tiles.lanes == 1
+    partials = launcher.unwritten((2,), np.float32)
+    numbers = tile_arguments(*x.shape, tiles)
+    launcher.context().run("column_sums_reversed", x, (2, 1, 1), launcher.put(x), partials, *numbers)
+    assert launcher.get(partials).tolist() == [x[THREADS:].sum(), x[:THREADS].sum()]
+
+
 def test_an_activation_that_norms_do_not_compute_is_refused(launcher):
     """A sigmoid's slope is computed from its result, which would not be there."""
     x, _, gamma_, beta, mean, inv_std, _, _ = _normed("float32", (10, 4), "sigmoid")
@@ -389,7 +431,9 @@ def test_sums_of_gradients_launch_the_blocks_that_the_sms_hold(monkeypatch):
     """More would be a second, short wave: on 80 SMs that hold two or three blocks there are 157 and 224."""
     grids = []
     device = Device(name="V100", num_sms=80, compute_capability=(7, 0))
-    context = SimpleNamespace(device=device, aligned=lambda *_: True, launch=lambda _, grid, __: grids.append(grid))
+    context = SimpleNamespace(
+        device=device, aligned=lambda *_: True, launch=lambda _, grid, __: grids.append(grid), reverses_sums=False
+    )  # fmt: skip
     monkeypatch.setattr(batch_norm, "finish_gradients", lambda *_, **__: None)
     x, workspace = np.zeros((100352, 64), np.float16), np.zeros(1 << 20, np.uint8)
     for resident in (2, 3):
@@ -421,14 +465,14 @@ def test_backward_gives_all_three_gradients(launcher, shape, shift, dtype):
 
 
 @given(rows=st.integers(1, 700), channels=st.sampled_from([1, 2, 5, 8, 16, 40, 130]), dtype=st.sampled_from(DTYPES),
-       shift=st.sampled_from([0, 1]))  # fmt: skip
+       shift=st.sampled_from([0, 1]), reverses=st.booleans())  # fmt: skip
 @settings(max_examples=25, deadline=None)
-def test_column_sums_stay_within_the_rounding_of_their_tree(launcher, rows, channels, dtype, shift):
-    """The gradient of a bias: one sum over all rows for each channel."""
+def test_column_sums_stay_within_the_rounding_of_their_tree(launcher, rows, channels, dtype, shift, reverses):
+    """The gradient of a bias: one sum over all rows for each channel, from the first row or the last."""
     x = drawn(np.random.default_rng(rows), (rows, channels), dtype)
 
     out = room(launcher, (channels,), x.dtype)
-    reductions.column_sums(launcher.context(), place(launcher, x, shift), out=out)
+    reductions.column_sums(launcher.context(reverses_sums=reverses), place(launcher, x, shift), out=out)
 
     steps, tiles, merges = _steps(launcher, x.shape, x.itemsize)
     want, size = decoded(x).sum(axis=0), abs(decoded(x)).sum(axis=0)

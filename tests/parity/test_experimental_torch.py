@@ -156,6 +156,19 @@ def test_a_step_is_as_near_to_pytorch_as_without_sums_in_products(launcher, dtyp
     assert len(usual) - len(launched) == 6 + 3
 
 
+def test_sums_that_start_at_the_last_row_are_as_near_to_pytorch(launcher):
+    """Statistics and gradients of scales, shifts and a bias, each by the kernel that reads the rows backwards."""
+    images, labels, parameters, gradients, _, launched = step_of(launcher, "float16", experimental=["reversed_sums"])
+    *_, plain, _, usual = step_of(launcher, "float16")
+    wanted, _ = reference(images, labels, parameters, "float16")
+    backwards, without = (errors(found, wanted) for found in (gradients, plain))
+    for key in wanted.keys() - {("c3", "b")}:
+        assert backwards[key] < 1.5 * without[key] + 2.0**-10, key
+    names = {"batch_norm_statistics", "batch_norm_backward_sums", "batch_norm_slope_sums", "column_sums"}
+    assert names <= set(usual)
+    assert [f"{name}_reversed" if name in names else name for name in usual] == launched
+
+
 def test_recomputed_activations_have_the_same_gradients(launcher):
     """Running statistics are updated once, though the statistics are computed again."""
     kept, again = (

@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 
 from cubatch.engine.backend import of, view
-from cubatch.engine.native.context import Context
+from cubatch.engine.native.context import Context, dtype_of
 from cubatch.errors import InvalidArgument
 from cubatch.kernels.ranking import MOST_IN_YZ
+from cubatch.kernels.variant import Kernel, find
 from cubatch.kernels.workspace.misc import VECTOR_BYTES, ColumnTiles, element_blocks
+
+_COUNTED_ROWS = 1 << 31  # from the last row on, kernels find a row's sample by a division of 32 bits
 
 _shared: ContextVar[list[Any] | None] = ContextVar("shared", default=None)
 
@@ -103,6 +106,12 @@ def take_workspace(workspace: Any, like: Any, num_bytes: int) -> Any:
 def floats(workspace: Any, count: int, *, start: int = 0) -> Any:
     """Return a view of `count` float32 elements of a workspace, from element `start` on."""
     return view(workspace, (count,), np.float32, offset=4 * start)
+
+
+def summing_kernel(context: Context, operation: str, like: Any, rows: int) -> Kernel:
+    """Return the kernel of an operation that sums rows of arrays of the type of `like`, by the context's order."""
+    is_reversed = context.reverses_sums and rows < _COUNTED_ROWS
+    return find(f"{operation}_reversed" if is_reversed else operation, dtype_of(like))
 
 
 def tile_arguments(rows: int, channels: int, tiles: ColumnTiles) -> list[object]:

@@ -15,13 +15,14 @@ import numpy as np
 
 from cubatch.engine.batch_norm import check_activation
 from cubatch.engine.native.activation_functions import activation_code
-from cubatch.engine.native.arrays import check, floats, take_workspace, tile_arguments, vector_width
+from cubatch.engine.native.arrays import check, floats, summing_kernel, take_workspace, tile_arguments, vector_width
 from cubatch.engine.native.context import Context, dtype_of
 from cubatch.engine.native.operation import operation
 from cubatch.engine.native.reductions import finish_gradients, finish_grid
 from cubatch.errors import InvalidArgument
 from cubatch.kernels import variant
 from cubatch.kernels.resources import resident_blocks
+from cubatch.kernels.variant import Kernel
 from cubatch.kernels.workspace import misc
 
 _MOMENTS = 3
@@ -62,11 +63,12 @@ def batch_norm_statistics(context: Context, x: Any, *, workspace: Any, **results
     """
     dtype, channels = dtype_of(x), x.shape[-1]
     rows = x.size // channels
-    tiles = misc.summed_tiles(rows, channels, vector_width(context, channels, x), x.itemsize, context.device)
+    sums = summing_kernel(context, "batch_norm_statistics", x, rows)
+    tiles = _summed_tiles(context, sums, x, vector_width(context, channels, x))
     workspace = take_workspace(workspace, x, misc.batch_norm_workspace(rows, channels, dtype, context.device))
     partials = floats(workspace, tiles.tiles * _MOMENTS * channels)
     grid = (tiles.tiles, tiles.blocks, 1)
-    context.run("batch_norm_statistics", x, grid, x, partials, *tile_arguments(rows, channels, tiles))
+    context.launch(sums, grid, [x, partials, *tile_arguments(rows, channels, tiles)])
     batch_norm_finish(
         context, partials, tiles.tiles, dtype=dtype, origin=x.reshape(-1)[:channels], **results,
         workspace=workspace[4 * partials.size :],
@@ -226,17 +228,23 @@ def gradient_sums(
             gradient (samples, c) of a global pool or None, and the pixels of a sample. Empty for neither.
         workspace: 1-D uint8 array of `batch_norm_backward_workspace` bytes, less those of `means`.
     """
-    dtype, channels = dtype_of(x), x.shape[-1]
+    channels = x.shape[-1]
     rows = x.size // channels
-    sums = variant.find("batch_norm_slope_sums" if curve else "batch_norm_backward_sums", dtype)
+    sums = summing_kernel(context, "batch_norm_slope_sums" if curve else "batch_norm_backward_sums", x, rows)
     pooled = curve[3] if curve else None
-    vector = vector_width(context, channels, dy, x, pooled)
-    resident = resident_blocks(sums, context.device.compute_capability)
-    tiles = misc.summed_tiles(rows, channels, vector, x.itemsize, context.device, blocks_per_sm=resident)
+    tiles = _summed_tiles(context, sums, x, vector_width(context, channels, dy, x, pooled))
     partials = floats(workspace, tiles.tiles * 2 * channels)
     numbers = tile_arguments(rows, channels, tiles)
     context.launch(sums, (tiles.tiles, tiles.blocks, 1), [dy, x, mean, inv_std, partials, *numbers, *curve])
     finish_gradients(context, x, partials, means=means, dgamma=dgamma, dbeta=dbeta)
+
+
+def _summed_tiles(context: Context, sums: Kernel, x: Any, vector: int) -> misc.ColumnTiles:
+    """Return how the rows of x are divided among the blocks of a kernel that sums them: as many as the SMs hold."""
+    resident, channels = resident_blocks(sums, context.device.compute_capability), x.shape[-1]
+    return misc.summed_tiles(
+        x.size // channels, channels, vector, x.itemsize, context.device, blocks_per_sm=resident
+    )  # fmt: skip
 
 
 def _whole_batch(x: Any, count: int | None) -> int:

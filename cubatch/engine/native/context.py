@@ -49,6 +49,8 @@ class Context:
     # returns the variant for a problem and its slices; may time some variants
     chooser: Callable[[Problem, Device, Prepare | None], SplitKernel] = ranking.first_ranked
     tf32: bool = False  # whether products of float32 arrays may round their operands to tf32, for tensor cores
+    # whether sums over rows start at the last row, by kernels of their own: SummedRows of kernels/common/columns.cuh
+    reverses_sums: bool = False
     # families of kernels that the driver has refused to launch here, or one family for one problem: others take their
     # place
     refused: set[str | tuple[str, Problem]] = attrs.field(factory=set, init=False, eq=False)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cubatch.engine.native.arrays import check, floats, take_workspace, tile_arguments, vector_width
+from cubatch.engine.native.arrays import check, floats, summing_kernel, take_workspace, tile_arguments, vector_width
 from cubatch.engine.native.context import Context, Grid, dtype_of
 from cubatch.engine.native.operation import operation
 from cubatch.engine.native.reductions import finish_gradients
@@ -62,7 +62,7 @@ def parameter_sums(
     numbers = tile_arguments(rows, channels, tiles)
     grid = (tiles.tiles, tiles.blocks, 1)
     means, sums = partials[: 2 * channels], partials[2 * channels :]
-    context.run("layer_norm_sums", x, grid, dy, x, statistics, sums, *numbers)
+    context.launch(summing_kernel(context, "layer_norm_sums", x, rows), grid, [dy, x, statistics, sums, *numbers])
     finish_gradients(context, x, sums, means=means, dgamma=dgamma, dbeta=dbeta)
 
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from cubatch.engine.backend import of
-from cubatch.engine.native.arrays import check, column_grid, floats, take_workspace, tile_arguments, vector_width
+from cubatch.engine.native.arrays import (
+    check,
+    column_grid,
+    floats,
+    summing_kernel,
+    take_workspace,
+    tile_arguments,
+    vector_width,
+)
 from cubatch.engine.native.context import Context, dtype_of
 from cubatch.kernels.workspace.misc import column_sums_workspace, merged_tiles, summed_tiles
 
@@ -30,7 +38,8 @@ def column_sums(context: Context, x: Any, *, out: Any = None, workspace: Any = N
     tiles = summed_tiles(rows, channels, vector_width(context, channels, x), x.itemsize, context.device)
     workspace = take_workspace(workspace, x, column_sums_workspace(rows, channels, dtype, context.device))
     partials = floats(workspace, tiles.tiles * channels)
-    context.run("column_sums", x, column_grid(tiles), x, partials, *tile_arguments(rows, channels, tiles))
+    numbers = tile_arguments(rows, channels, tiles)
+    context.launch(summing_kernel(context, "column_sums", x, rows), column_grid(tiles), [x, partials, *numbers])
     context.run("column_sums_finish", x, finish_grid(channels), partials, tiles.tiles, channels, sums)
     return sums
 
