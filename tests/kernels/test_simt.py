@@ -33,6 +33,12 @@ def test_products_stay_within_the_rounding_of_their_sums(launcher, product, dtyp
     passes(launcher, dtype, seed).product(layout, extents, activation=activation, parts=parts)
 
 
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+def test_every_warp_of_a_wide_tile_stores_its_columns(launcher, layout):
+    """Two rows of tiles and two columns of them, the second of 4 places: 128 columns of 32 rows among others."""
+    passes(launcher).product(layout, (40, 132, 72))
+
+
 @given(convolutions(), st.sampled_from(cases.DTYPES), ACTIVATIONS, SEEDS)
 @FEW
 def test_fprop_stays_within_the_rounding_of_its_sums(launcher, drawn, dtype, activation, seed):
