@@ -23,8 +23,8 @@ from cubatch.measure.records import Candidate, Outcome, Timing
 from cubatch.search import loop
 from cubatch.search.events import Event
 from cubatch.tuning import answer, ladder
-from cubatch.tuning.limits import Limits
 from cubatch.tuning.notes import sentence
+from cubatch.tuning.request import Request
 from cubatch.tuning.store import Run
 from tests.fakes import Behaviour, FakeDevice, FakeRunner, ImpatientFakeRunner, affine, sawtooth
 
@@ -291,7 +291,7 @@ def _session(
 
     with Run(path, identity={"device": "fake"}, conditions={}, budget=BUDGET) as run:
         book = Book(run, reported)
-        steps = list(run.ladder or ladder.plain(Limits(max_batch_size=256)))
+        steps = list(run.ladder or ladder.plain(Request(max_batch_size=256)))
         if run.ladder is None:
             run.save_ladder(steps, {})
         measured = run.earlier

@@ -20,7 +20,7 @@ from benchmarks.search.sessions import LoadsCode, Noise, SearchDevice
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate
 from cubatch.tuning import ladder
-from cubatch.tuning.limits import Limits
+from cubatch.tuning.request import Request
 from tests.fakes import Behaviour, ColdStart, Curve, affine
 
 TOLERANCE = 0.01  # throughput that a finder may lose for a smaller batch, here and in the request to cubatch
@@ -145,7 +145,7 @@ class Traits:
 
     def candidates(self) -> list[Candidate]:
         """List the candidates for something of which nothing is known."""
-        return ladder.plain(Limits(max_batch_size=self.max_batch_size))
+        return ladder.plain(Request(max_batch_size=self.max_batch_size))
 
     def case(self, kind: str, seed: int) -> Case:
         """Put the device together, and look up its best size over all integers."""

@@ -24,7 +24,7 @@ from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate
 from cubatch.measure.runner import Reading
 from cubatch.tuning import ladder
-from cubatch.tuning.limits import Limits
+from cubatch.tuning.request import Request
 
 STATE_SECONDS = (5.0, 40.0)
 SLOWER = (1.2, 1.6)
@@ -109,7 +109,7 @@ class Host:
 
     def candidates(self) -> list[Candidate]:
         """Return the sizes of the ladder."""
-        return ladder.plain(Limits(max_batch_size=self.max_batch_size))
+        return ladder.plain(Request(max_batch_size=self.max_batch_size))
 
     @property
     def goal(self) -> Goal:

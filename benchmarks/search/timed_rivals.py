@@ -24,7 +24,7 @@ from benchmarks.search.finders import Rival, Task
 from cubatch.measure.goal import Goal
 from cubatch.measure.runner import Runner
 from cubatch.tuning import ladder
-from cubatch.tuning.limits import Limits
+from cubatch.tuning.request import Request
 
 SPAN_SECONDS = 0.01  # of a timing of the plain rules
 WARMUPS = 2  # their discarded steps
@@ -160,7 +160,7 @@ def _powers(most: int) -> list[int]:
 
 
 def _ladder(task: Task) -> list[int]:
-    return [candidate.batch_size for candidate in ladder.plain(Limits(max_batch_size=task.max_batch_size))]
+    return [candidate.batch_size for candidate in ladder.plain(Request(max_batch_size=task.max_batch_size))]
 
 
 def _visit(runner: Runner, size: int, count: int, timings: dict[int, list[float]]) -> bool:

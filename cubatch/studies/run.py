@@ -21,7 +21,7 @@ from cubatch.studies.study_request import Study, StudyRequest
 from cubatch.studies.sweep import powers_of_two, small_batch_floor
 from cubatch.studies.wave_quantization import waves
 from cubatch.tuning import notes
-from cubatch.tuning.limits import Limits
+from cubatch.tuning.request import Request
 from cubatch.units import join_words
 
 SCHEMA = 1
@@ -65,7 +65,7 @@ def run(name: str, request: StudyRequest, *, command: str) -> dict[str, Any]:
         users = join_words([other for other in STUDIES if STUDIES[other].uses_images])
         raise InvalidArgument("data", str(request.data), f"left out: only {users} train on images")
     if request.budget is not None:
-        Limits.of(None, None, budget=request.budget)
+        Request.of(budget=request.budget)
     try:
         request.folder.mkdir(exist_ok=True)
     except OSError as error:

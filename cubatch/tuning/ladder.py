@@ -26,8 +26,8 @@ from cubatch.memory import fit
 from cubatch.memory.plan import plan
 from cubatch.network.models import SpecLike
 from cubatch.shown import Shown
-from cubatch.tuning.limits import Limits
 from cubatch.tuning.notes import Note
+from cubatch.tuning.request import Request
 from cubatch.tuning.wave_peaks import Proposal, coulom, interleaved, slowest, wave_peaks
 from cubatch.units import visible
 from cubatch.workload import Workload
@@ -103,9 +103,9 @@ def candidates(
     work = Workload.of(
         spec, device, mode=mode, dtype=dtype, optimizer=optimizer, library=library, recompute=recompute
     )  # fmt: skip
-    limits = Limits.of(batch_sizes, max_batch_size)
+    request = Request.of(batch_sizes=batch_sizes, max_batch_size=max_batch_size)
     memory = memory_limit_of(work.device, memory_limit)
-    ladder = timed(work, propose(work, limits, memory, fit.largest(work, max(1, memory.bytes))))
+    ladder = timed(work, propose(work, request, memory, fit.largest(work, max(1, memory.bytes))))
     return Candidates(
         ladder.candidates, f"{visible(work.name)}, {mode}, {dtype}, {work.device}: batch sizes worth measuring"
     )
@@ -143,7 +143,7 @@ class Ladder:
 
 
 def propose(
-    work: Workload, limits: Limits, memory: MemoryLimit, largest: int, *, tiles_of: Workload | None = None
+    work: Workload, request: Request, memory: MemoryLimit, largest: int, *, tiles_of: Workload | None = None
 ) -> Ladder:
     """
     Return the candidates that `candidates` describes, with planned memory but without predicted times.
@@ -151,25 +151,25 @@ def propose(
     `largest` is the largest batch whose plan fits. `tiles_of` is the workload whose tiles make the wave peaks; None:
     `work`.
     """
-    if limits.batch_sizes is None:
-        proposals = _proposals(tiles_of or work, largest, limits.max_batch_size)
-        steps = _ladder([*_accepted(limits, largest, proposals), *_current(limits)])
+    if request.batch_sizes is None:
+        proposals = _proposals(tiles_of or work, largest, request.max_batch_size)
+        steps = _ladder([*_accepted(request, largest, proposals), *_current(request)])
     else:
-        steps = asked_for(limits.batch_sizes)
+        steps = asked_for(request.batch_sizes)
     return _bounded(steps, memory, largest, lambda size: plan(work, size).total)
 
 
-def of_memory(limits: Limits, memory: MemoryLimit, largest: int, peak_bytes: Callable[[int], int | None]) -> Ladder:
+def of_memory(request: Request, memory: MemoryLimit, largest: int, peak_bytes: Callable[[int], int | None]) -> Ladder:
     """
     Return round sizes and the limits as candidates of a step of which only the memory is known.
 
     `largest` is the largest size that fits, and `peak_bytes` returns the peak memory of a size.
     """
-    steps = asked_for(limits.batch_sizes or ())
-    if limits.batch_sizes is None:
-        top = limits.max_batch_size
+    steps = asked_for(request.batch_sizes or ())
+    if request.batch_sizes is None:
+        top = request.max_batch_size
         proposals = [*_plain(min(largest, top or largest)), *_limits(largest, top)]
-        steps = _ladder([*_accepted(limits, largest, proposals), *_current(limits)])
+        steps = _ladder([*_accepted(request, largest, proposals), *_current(request)])
     return _bounded(steps, memory, largest, peak_bytes)
 
 
@@ -200,13 +200,13 @@ def added(work: Workload, ladder: Ladder, batch_size: int) -> Candidate:
     return timed(work, attrs.evolve(ladder, candidates=(step,))).candidates[0]
 
 
-def plain(limits: Limits) -> list[Candidate]:
+def plain(request: Request) -> list[Candidate]:
     """Return candidates for a callable step: the user's, or powers of two, 1.5 times these, and the maximum."""
-    if limits.batch_sizes is not None:
-        return asked_for(limits.batch_sizes)
-    top = limits.max_batch_size or checks.MAX_BATCH_SIZE
+    if request.batch_sizes is not None:
+        return asked_for(request.batch_sizes)
+    top = request.max_batch_size or checks.MAX_BATCH_SIZE
     proposals = [*_plain(top), Proposal(top, "max_batch_size", "max_batch_size")]
-    return _ladder([*_accepted(limits, top, proposals), *_current(limits)])
+    return _ladder([*_accepted(request, top, proposals), *_current(request)])
 
 
 def _proposals(work: Workload, largest: int, top: int | None) -> list[Proposal]:
@@ -245,32 +245,32 @@ def _limits(largest: int, top: int | None) -> list[Proposal]:
     ]
 
 
-def _accepted(limits: Limits, largest: int, proposals: Sequence[Proposal]) -> list[Proposal]:
+def _accepted(request: Request, largest: int, proposals: Sequence[Proposal]) -> list[Proposal]:
     """
     Return the proposals that `multiple_of` and `divides` accept, then more accepted batch sizes up to the limit.
 
     Raises:
         InvalidArgument: If no accepted size is within the limit.
     """
-    multiple, divides = limits.multiple_of, limits.divides
+    multiple, divides = request.multiple_of, request.divides
     if multiple == 1 and divides is None:
         return list(proposals)
-    top = min(largest, limits.max_batch_size or largest)
+    top = min(largest, request.max_batch_size or largest)
     if top < multiple:
         raise InvalidArgument("multiple_of", multiple, f"at most {top}, the largest batch size that is allowed or fits")
-    accepted = [each for each in proposals if limits.accepts(each.batch_size)]
+    accepted = [each for each in proposals if request.accepts(each.batch_size)]
     if divides is not None:
         sizes = {size for d in range(1, math.isqrt(divides) + 1) if divides % d == 0 for size in (d, divides // d)}
         text = f"divides {divides}"
     else:
         sizes = {multiple * each.batch_size for each in _plain(top // multiple)} | {top // multiple * multiple}
         text = f"multiple of {multiple}"
-    return [*accepted, *(Proposal(size, text, text) for size in sorted(sizes) if size <= top and limits.accepts(size))]
+    return [*accepted, *(Proposal(size, text, text) for size in sorted(sizes) if size <= top and request.accepts(size))]
 
 
-def _current(limits: Limits) -> list[Proposal]:
+def _current(request: Request) -> list[Proposal]:
     """Return a proposal of the user's current batch size, also if it does not fit; an empty list if there is none."""
-    return [] if limits.current is None else [Proposal(limits.current, CURRENT, CURRENT)]
+    return [] if request.current is None else [Proposal(request.current, CURRENT, CURRENT)]
 
 
 def _powers(limit: int) -> list[Proposal]:

@@ -140,7 +140,7 @@ def _forecast(subject: PredictedSubject, request: Request, about_memory: str) ->
 
     `about_memory` is a sentence on the memory limit, for the notes.
     """
-    device, goal, limits, ladder = subject.device, request.goal, request.limits, subject.ladder
+    device, goal, ladder = subject.device, request.goal, subject.ladder
     sizes = [step.batch_size for step in ladder.candidates if not step.over_limit]
     if not sizes:
         wanted = f"at most {ladder.largest}, the largest that fits on {device}"
@@ -164,7 +164,7 @@ def _forecast(subject: PredictedSubject, request: Request, about_memory: str) ->
     decision = decide(
         [_fate(rung.batch_size, seconds.get(rung.batch_size), goal) for rung in ladder.candidates], chosen=chosen,
         fastest=fastest, ties=ties, goal=goal, largest_batch_size=ladder.largest,
-        max_batch_size=limits.max_batch_size, is_listed=limits.batch_sizes is not None,
+        max_batch_size=request.max_batch_size, is_listed=request.batch_sizes is not None,
     )  # fmt: skip
     draft = Forecast(
         **subject.facts,
@@ -172,7 +172,7 @@ def _forecast(subject: PredictedSubject, request: Request, about_memory: str) ->
         objective=goal.objective,
         tolerance=goal.tolerance,
         limits={
-            "max_batch_size": limits.max_batch_size,
+            "max_batch_size": request.max_batch_size,
             "memory_bytes": ladder.memory_bytes,
             "latency_seconds": limit,
         },
@@ -210,7 +210,7 @@ def _at_latency_limit(
     """
     limit = math.inf if request.goal.latency_limit is None else request.goal.latency_limit
     last = max((place for place, took in enumerate(seconds) if took <= limit), default=-1)
-    if request.limits.batch_sizes is not None or last < 0 or last + 1 == len(sizes):
+    if request.batch_sizes is not None or last < 0 or last + 1 == len(sizes):
         return []
     low, high = sizes[last], sizes[last + 1]
     if is_closed(low, high):

@@ -43,7 +43,7 @@ def tune(subject: Subject, request: Request) -> TuningResult:
         notes = [*subject.start(refresh=request.store == "refresh" and run.is_kept), *memory_notes(subject.memory)]
         try:
             cached = _cached_ladder(run)
-            ladder = subject.ladder(request.limits, cached, is_finished=run.finished)
+            ladder = subject.ladder(request, cached, is_finished=run.finished)
             session = _Session(subject=subject, request=request, run=run, ladder=ladder, notes=[*notes, *ladder.notes])
             if cached is None or not run.finished:
                 session.save_ladder()
@@ -59,15 +59,15 @@ def tune(subject: Subject, request: Request) -> TuningResult:
             raise NothingMeasured(error.reason, f"{error.remedy} {remedy}") from error
         with session.partial_on_interrupt(lambda: result):
             for look in (subject.measure_loader, subject.run_loop):
-                loader = look(result, request.limits)
+                loader = look(result, request)
                 if loader is not None:
                     session.count_loader(loader)
                     result = session.result(measured)
-            return subject.complete(result, run, request.limits)
+            return subject.complete(result, run, request)
 
 
 def _open(subject: Subject, request: Request) -> Run:
-    budget = request.limits.budget
+    budget = request.budget
     if subject.identity is None:
         return store.Run(None, identity={}, conditions={}, budget=budget)
     device = subject.device
@@ -109,7 +109,7 @@ class _Session:
     def measure(self) -> Measured:
         """Return all timings and outcomes, cached or taken now; after Ctrl-C the exception has the result so far."""
         self.notes += self._cache_notes()
-        run, ladder, limits, device = self.run, self.ladder, self.request.limits, self.subject.device
+        run, ladder, request, device = self.run, self.ladder, self.request, self.subject.device
         if run.finished:
             return run.earlier
         recorder = Recorder(run.earlier, run)
@@ -119,18 +119,18 @@ class _Session:
             progress.shown(self.request.progress) as show,
         ):
             measured = loop.Search(
-                factory=self.subject.runner_factory(ladder, limits), ladder=ladder.candidates, goal=self.request.goal,
-                earlier=run.earlier, keeper=recorder, budget=limits.budget, seed=limits.seed, rounds=limits.sweeps,
+                factory=self.subject.runner_factory(ladder, request), ladder=ladder.candidates, goal=request.goal,
+                earlier=run.earlier, keeper=recorder, budget=request.budget, seed=request.seed, rounds=request.sweeps,
                 progress=show,
-                extend=None if limits.batch_sizes else functools.partial(self.subject.candidate, ladder),
-                multiple=self._multiple, accepts=limits.accepts, current=limits.current, on_host=device.kind == "cpu",
+                extend=None if request.batch_sizes else functools.partial(self.subject.candidate, ladder),
+                multiple=self._multiple, accepts=request.accepts, current=request.current, on_host=device.kind == "cpu",
             ).run()  # fmt: skip
         run.finish()
         return measured
 
     @property
     def _multiple(self) -> int:
-        return math.lcm(self.subject.multiple, self.request.limits.multiple_of)
+        return math.lcm(self.subject.multiple, self.request.multiple_of)
 
     @property
     def _largest_allowed(self) -> int | None:
@@ -140,7 +140,7 @@ class _Session:
 
     def revise(self, measured: Measured) -> Measured:
         """Return the timings with memory predictions updated after measuring; update the candidates and notes too."""
-        revision = self.subject.revise(self.ladder, measured, self.request.limits)
+        revision = self.subject.revise(self.ladder, measured, self.request)
         self.notes += revision.notes
         if revision.ladder is not self.ladder:
             self.ladder = revision.ladder
@@ -164,8 +164,8 @@ class _Session:
         return answers.answer(
             rungs, measured, goal=self.request.goal, setting=self._setting(measured.launch),
             largest_batch_size=self.ladder.largest, largest_allowed=self._largest_allowed,
-            is_listed=self.request.limits.batch_sizes is not None,
-            current=self.request.limits.current, multiple=self._multiple,
+            is_listed=self.request.batch_sizes is not None,
+            current=self.request.current, multiple=self._multiple,
             facts=self.subject.facts([rung.batch_size for rung in rungs]), notes=notes, partial=is_partial,
         )  # fmt: skip
 
@@ -186,18 +186,18 @@ class _Session:
 
         `launch` is `Measured.launch`, None if unknown.
         """
-        device, limits, fields = self.subject.device, self.request.limits, dict(self.subject.describe(self.ladder))
+        device, request, fields = self.subject.device, self.request, dict(self.subject.describe(self.ladder))
         facts, added = device.to_mapping(), fields.pop("environment", {})
         launched = {} if launch is None else {"launch": dict(launch)}
         return {
             **fields,
             "limits": {
-                "max_batch_size": limits.max_batch_size,
+                "max_batch_size": request.max_batch_size,
                 "memory_bytes": self.ladder.memory_bytes,
                 "latency_seconds": self.request.goal.latency_limit,
             },
-            "budget_seconds": limits.budget,
-            "seed": limits.seed,
+            "budget_seconds": request.budget,
+            "seed": request.seed,
             "device": {name: facts[name] for name in _DEVICE_FACTS} | {"free_bytes": self.subject.memory.free_bytes},
             "environment": {**environment(device), **added, **launched},
             "loader": self.loader,

@@ -13,8 +13,8 @@ from cubatch.hardware.memory_limit import MemoryLimit
 from cubatch.measure.records import Candidate, Measured
 from cubatch.measure.runner import RunnerFactory
 from cubatch.tuning.ladder import Ladder, between
-from cubatch.tuning.limits import Limits
 from cubatch.tuning.notes import Note
+from cubatch.tuning.request import Request
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.store import Run
 
@@ -79,12 +79,12 @@ class Subject(Protocol):
         """Return the notes known before measuring, if any; with `refresh`, discard caches other than timings."""
         return ()
 
-    def ladder(self, limits: Limits, cached: Ladder | None, *, is_finished: bool) -> Ladder:
+    def ladder(self, request: Request, cached: Ladder | None, *, is_finished: bool) -> Ladder:
         """
         Return the candidate batch sizes.
 
         Args:
-            limits: The limits of the request.
+            request: The checked arguments of the call.
             cached: The candidates of an earlier call; None if there are none.
             is_finished: Whether that call measured all of them.
         """
@@ -94,7 +94,7 @@ class Subject(Protocol):
         """Process id of a worker that has computed already; None if there is none."""
         return None
 
-    def runner_factory(self, ladder: Ladder, limits: Limits) -> RunnerFactory:
+    def runner_factory(self, ladder: Ladder, request: Request) -> RunnerFactory:
         """Return the function that makes the runner; it is called only if there is something to measure."""
 
     def candidate(self, ladder: Ladder, batch_size: int) -> Candidate:
@@ -105,7 +105,7 @@ class Subject(Protocol):
         """Release the memory and processes that choosing the candidates and measuring took, also after an error."""
         return
 
-    def revise(self, ladder: Ladder, measured: Measured, limits: Limits) -> Revision:  # noqa: ARG002 - as above
+    def revise(self, ladder: Ladder, measured: Measured, request: Request) -> Revision:  # noqa: ARG002 - as above
         """Return the candidates and timings with memory predictions as known after measuring."""
         return Revision(ladder=ladder, measured=measured)
 
@@ -117,15 +117,15 @@ class Subject(Protocol):
         """Return FLOP, rooflines and other computed facts of steps of these batch sizes."""
         return SubjectFacts()
 
-    def measure_loader(self, result: TuningResult, limits: Limits) -> LoaderRate | Note | None:  # noqa: ARG002 - as above
+    def measure_loader(self, result: TuningResult, request: Request) -> LoaderRate | Note | None:  # noqa: ARG002 - as above
         """Return the measured rate of the user's data loader, a note if that fails, or None without a loader."""
         return None
 
-    def run_loop(self, result: TuningResult, limits: Limits) -> LoaderRate | Note | None:  # noqa: ARG002 - as above
+    def run_loop(self, result: TuningResult, request: Request) -> LoaderRate | Note | None:  # noqa: ARG002 - as above
         """Run the loop of loader and step at some batch sizes; return its rates, a note of failure, or None."""
         return None
 
-    def complete(self, result: TuningResult, run: Run, limits: Limits) -> TuningResult:  # noqa: ARG002 - as above
+    def complete(self, result: TuningResult, run: Run, request: Request) -> TuningResult:  # noqa: ARG002 - as above
         """Return the result with further measurements at the recommended batch size."""
         return result
 

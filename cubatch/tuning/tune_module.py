@@ -19,7 +19,6 @@ from cubatch.hardware.facts import Device
 from cubatch.measure.runner import LearnsMemory
 from cubatch.search.events import Event
 from cubatch.tuning import session
-from cubatch.tuning.limits import Limits
 from cubatch.tuning.notes import note
 from cubatch.tuning.request import Request
 from cubatch.tuning.results import TuningResult
@@ -164,7 +163,7 @@ def autotune_module(
         "mode": mode, "loss": loss, "optimizer": optimizer, "autocast": _dtype_name(autocast),
         "channels_last": channels_last, "compiled": compile,
         "accumulate": checks.check_whole("accumulate", accumulate), "constant_inputs": _names(constant_inputs),
-        "sizes": _drawn_sizes(request.limits),
+        "sizes": _drawn_sizes(request),
     }  # fmt: skip
     if mode == "inference" and accumulate > 1:
         raise InvalidArgument("accumulate", accumulate, "1 in inference", "Or tune with mode='training'.")
@@ -209,19 +208,19 @@ def _names(constant_inputs: Iterable[str | int]) -> list[str | int]:
     return names
 
 
-def _drawn_sizes(limits: Limits) -> list[int]:
+def _drawn_sizes(request: Request) -> list[int]:
     """
     Return batch sizes at which to call the user's function of inputs, to see which axes grow with the batch.
 
     Small sizes that the workload accepts come first, then sizes of `batch_sizes`.
     """
-    multiples = [limits.multiple_of * count for count in (1, 2, 3, 4, 8, 16)]
-    sizes = multiples if limits.divides is None else divisors(limits.divides)
-    allowed = [n for n in sizes if limits.accepts(n) and n <= (limits.max_batch_size or n)]
+    multiples = [request.multiple_of * count for count in (1, 2, 3, 4, 8, 16)]
+    sizes = multiples if request.divides is None else divisors(request.divides)
+    allowed = [n for n in sizes if request.accepts(n) and n <= (request.max_batch_size or n)]
     small = [n for n in allowed if n <= _SMALL]
     useful = [n for n in small if n >= _LEAST_USEFUL]
     chosen = useful[:3] if len(useful) > 1 else small[-3:] if len(small) > 1 else allowed[:3]
-    return list(dict.fromkeys([*chosen, *(limits.batch_sizes or ())[:2], *multiples[: 2 if len(chosen) == 1 else 0]]))
+    return list(dict.fromkeys([*chosen, *(request.batch_sizes or ())[:2], *multiples[: 2 if len(chosen) == 1 else 0]]))
 
 
 def _dtype_name(dtype: Any) -> Any:
@@ -251,7 +250,7 @@ def _tune_present(
         def tune(make: Callable[[int, int], LearnsMemory], **versions: int) -> TuningResult:
             subject = PresentModuleSubject(
                 name=module.name, library="torch", device=resolved, memory=memory, mode=kind["mode"],
-                optimizer=kind["optimizer"], accumulate=kind["accumulate"], seed=request.limits.seed,
+                optimizer=kind["optimizer"], accumulate=kind["accumulate"], seed=request.seed,
                 versions=versions, make=make, first_notes=notes, loader=kind["loader"],
             )  # fmt: skip
             return session.tune(subject, request)
@@ -260,7 +259,7 @@ def _tune_present(
             return tune(module.runner)
         memory = ranks.room(resolved, memory, held)
         notes.append(note("ranks", count=ranks.size))
-        runner = module.runner(memory.bytes, request.limits.seed)
+        runner = module.runner(memory.bytes, request.seed)
         return ranks.run(runner, lambda make: tune(make, ranks=ranks.size))
 
 

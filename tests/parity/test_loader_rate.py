@@ -18,7 +18,7 @@ from cubatch.hardware.memory_limit import MemoryLimit  # noqa: E402
 from cubatch.measure.goal import Goal  # noqa: E402
 from cubatch.measure.records import Candidate, Measured, Outcome, Timing  # noqa: E402
 from cubatch.tuning.answer import answer  # noqa: E402
-from cubatch.tuning.limits import Limits  # noqa: E402
+from cubatch.tuning.request import Request  # noqa: E402
 from cubatch.tuning.subjects.module_subject import PresentModuleSubject  # noqa: E402
 
 
@@ -322,7 +322,7 @@ def test_the_loader_is_measured_although_a_single_size_gives_no_recommendation()
         name="module", library="torch", device=cb.device("cpu"), memory=MemoryLimit(2**30, 2**30, ""),
         mode="inference", seed=0, make=ModuleRunner, loader=loader(Sleepy()),
     )  # fmt: skip
-    found = answered(loader=subject.measure_loader(answered(), Limits(budget=5.0)))
+    found = answered(loader=subject.measure_loader(answered(), Request(budget=5.0)))
     assert (found.batch_size, found.loader.num_samples) == (None, 400)
     assert any("The data loader by itself delivers" in reason for reason in found.reasons)
 

@@ -22,8 +22,8 @@ from cubatch.measure.records import Candidate, Measured
 from cubatch.measure.remote import prepare_limit
 from cubatch.measure.runner import FactoryRef, LearnsMemory, RunnerFactory
 from cubatch.tuning.ladder import Ladder, between, of_memory, plain
-from cubatch.tuning.limits import Limits
 from cubatch.tuning.notes import STATE_REMAINS, Note, note, of_remark, sentence
+from cubatch.tuning.request import Request
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.subject import Revision, Subject
 from cubatch.units import first_line
@@ -70,7 +70,7 @@ class BoundedSubject(Subject):
     def make_runner(self) -> LearnsMemory:
         """Return a runner whose steps take at most `memory` bytes."""
 
-    def ladder(self, limits: Limits, cached: Ladder | None, *, is_finished: bool) -> Ladder:
+    def ladder(self, request: Request, cached: Ladder | None, *, is_finished: bool) -> Ladder:
         """
         Return batch sizes up to the largest that fits, predicted from small sizes or `cached` by an earlier call.
 
@@ -81,7 +81,7 @@ class BoundedSubject(Subject):
             InvalidArgument: If the step does not run, or its memory is unknown and no maximum size is given.
         """
         if cached is None or not cached.facts.keys() >= _CACHED_FACTS:
-            return self._propose(limits)
+            return self._propose(request)
         if cached.largest is None or is_finished:
             return cached
         fits = [step.batch_size for step in cached.candidates if (step.predicted_peak_bytes or 0) <= self.memory.bytes]
@@ -89,18 +89,18 @@ class BoundedSubject(Subject):
             raise self._does_not_fit(cached.facts["first"], self.memory.bytes)
         return cached.within(self.memory, max(fits, default=1))
 
-    def _propose(self, limits: Limits) -> Ladder:
+    def _propose(self, request: Request) -> Ladder:
         runner = self._started()
-        share = 0.0 if limits.batch_sizes else _LOOK_SHARE  # listed sizes are taken as they come
+        share = 0.0 if request.batch_sizes else _LOOK_SHARE  # listed sizes are taken as they come
         look = runner.look(
-            seconds=share * limits.budget,
-            top=max(limits.batch_sizes) if limits.batch_sizes else limits.max_batch_size,
-            trace_seconds=max(_LEAST_TRACE_SECONDS, _TRACE_SHARE * limits.budget),
+            seconds=share * request.budget,
+            top=max(request.batch_sizes) if request.batch_sizes else request.max_batch_size,
+            trace_seconds=max(_LEAST_TRACE_SECONDS, _TRACE_SHARE * request.budget),
         )
         memory, notes = self.memory, list[Note]()
         samples = look.get("num_samples")
-        if samples is not None and limits.batch_sizes is None and samples < (limits.max_batch_size or samples + 1):
-            limits = attrs.evolve(limits, max_batch_size=max(samples, limits.current or 1, limits.multiple_of))
+        if samples is not None and request.batch_sizes is None and samples < (request.max_batch_size or samples + 1):
+            request = attrs.evolve(request, max_batch_size=max(samples, request.current or 1, request.multiple_of))
             notes.append(note("data_set_size", count=samples))
         if (left := look.get("memory_bytes", memory.bytes)) < memory.bytes:
             reason = "a copy of the parameters that its steps change takes the rest"
@@ -114,19 +114,19 @@ class BoundedSubject(Subject):
             )
             notes.append(bound)
         if largest is None:
-            self._check_unbounded(limits, look.get("raised"), why_not)
-            ladder = Ladder(tuple(plain(limits)), None, memory.bytes)
+            self._check_unbounded(request, look.get("raised"), why_not)
+            ladder = Ladder(tuple(plain(request)), None, memory.bytes)
         elif not largest:
             raise self._does_not_fit(look["first"] or 0, memory.bytes)
         else:
-            ladder = of_memory(limits, memory, largest, runner.predicted)
-        if look.get("is_compiled") and limits.batch_sizes is None and len(ladder.candidates) > 1:
-            ladder, without_one = _without_one(ladder, limits)
+            ladder = of_memory(request, memory, largest, runner.predicted)
+        if look.get("is_compiled") and request.batch_sizes is None and len(ladder.candidates) > 1:
+            ladder, without_one = _without_one(ladder, request)
             notes += without_one
         facts = {"memory_bytes": memory.bytes, "note": memory.note, **look}
         return attrs.evolve(ladder, facts=facts, notes=tuple(notes))
 
-    def _check_unbounded(self, limits: Limits, raised: str | None, why_not: str | None) -> None:
+    def _check_unbounded(self, request: Request, raised: str | None, why_not: str | None) -> None:
         """
         Raise InvalidArgument if the step does not run, or if its memory is unknown and the user gave no maximum size.
 
@@ -135,7 +135,7 @@ class BoundedSubject(Subject):
         if raised:
             allowed = f"one whose {self.mode} step runs on batches of its inputs"
             raise InvalidArgument("module", self.name, allowed, f"On two samples it raised {raised}. {self._needs()}")
-        if limits.max_batch_size is None and limits.batch_sizes is None:
+        if request.max_batch_size is None and request.batch_sizes is None:
             raise InvalidArgument("max_batch_size", None, "given here", f"Memory cannot be bounded: {why_not}.")
 
     @property
@@ -143,7 +143,7 @@ class BoundedSubject(Subject):
         """Process id of the worker that has tried small batch sizes; None without a worker."""
         return None if self._runner is None else self._runner.worker_pid
 
-    def runner_factory(self, ladder: Ladder, limits: Limits) -> RunnerFactory:  # noqa: ARG002
+    def runner_factory(self, ladder: Ladder, request: Request) -> RunnerFactory:  # noqa: ARG002
         """Return a function that makes the runner on the first call, and then returns the same one."""
         return self._started
 
@@ -157,7 +157,7 @@ class BoundedSubject(Subject):
         if self._runner is not None:
             self._runner.close()
 
-    def revise(self, ladder: Ladder, measured: Measured, limits: Limits) -> Revision:
+    def revise(self, ladder: Ladder, measured: Measured, request: Request) -> Revision:
         """
         Return candidates and timings with the final memory predictions, and notes of the runner.
 
@@ -174,7 +174,7 @@ class BoundedSubject(Subject):
             largest = ladder.largest
             if (forecast := report["forecast"]) is not None:
                 largest = forecast["largest"] or ladder.largest
-                if not limits.batch_sizes:
+                if not request.batch_sizes:
                     largest = min(size for size in (largest, ladder.largest) if size)
                 predicted = {**dict(forecast["bytes"]), **predicted}
             ladder = attrs.evolve(
@@ -186,7 +186,7 @@ class BoundedSubject(Subject):
         notes += [note("page_faults", message=message) for message in ladder.facts.get("page_faults", [])]
         return Revision(ladder=ladder, measured=measured, notes=notes)
 
-    def measure_loader(self, result: TuningResult, limits: Limits) -> LoaderRate | Note | None:
+    def measure_loader(self, result: TuningResult, request: Request) -> LoaderRate | Note | None:
         """
         Return the data loader's rate at the recommended and some other measured batch sizes; a note if that fails.
 
@@ -194,7 +194,7 @@ class BoundedSubject(Subject):
         """
         if self.loader is None or result.fastest_batch_size is None:
             return None
-        seconds = loader_seconds(limits)
+        seconds = loader_seconds(request)
         try:
             sizes = sorted(result.loop_rates)
             return loader_rate.measure(
@@ -290,19 +290,19 @@ def share_cpus(
     return attrs.evolve(device, threads=threads), memory, shares
 
 
-def loader_seconds(limits: Limits) -> float:
+def loader_seconds(request: Request) -> float:
     """Return the seconds for timing a data loader: a tenth of the budget, but 1 to 10 s."""
-    return min(_MOST_LOADER_SECONDS, max(_LEAST_LOADER_SECONDS, _LOADER_SHARE * limits.budget))
+    return min(_MOST_LOADER_SECONDS, max(_LEAST_LOADER_SECONDS, _LOADER_SHARE * request.budget))
 
 
-def _without_one(ladder: Ladder, limits: Limits) -> tuple[Ladder, list[Note]]:
+def _without_one(ladder: Ladder, request: Request) -> tuple[Ladder, list[Note]]:
     """
     Return the candidates without batch size 1, and a note: torch.compile compiles size 1 separately.
 
     They are unchanged if the user's current size is 1.
     """
     rest = tuple(step for step in ladder.candidates if step.batch_size > 1)
-    if limits.current == 1 or len(rest) == len(ladder.candidates):
+    if request.current == 1 or len(rest) == len(ladder.candidates):
         return ladder, []
     return attrs.evolve(ladder, candidates=rest), [note("compiled_without_one")]
 

@@ -14,8 +14,8 @@ from cubatch.measure.callable_runner import CallableRunner
 from cubatch.measure.records import Measured
 from cubatch.measure.runner import RunnerFactory
 from cubatch.tuning.ladder import Ladder, plain
-from cubatch.tuning.limits import Limits
 from cubatch.tuning.notes import note
+from cubatch.tuning.request import Request
 from cubatch.tuning.subject import Revision, Subject
 
 
@@ -30,15 +30,15 @@ class CallableSubject(Subject):
     watched_bytes: int | None
     index: int | None  # number of the GPU that is made current; None changes nothing
 
-    def ladder(self, limits: Limits, cached: Ladder | None, *, is_finished: bool) -> Ladder:  # noqa: ARG002
+    def ladder(self, request: Request, cached: Ladder | None, *, is_finished: bool) -> Ladder:  # noqa: ARG002
         """Return candidates of the requested batch sizes, or of round ones up to the maximum; `cached` may be None."""
-        return Ladder(tuple(plain(limits)), None, self.watched_bytes)
+        return Ladder(tuple(plain(request)), None, self.watched_bytes)
 
-    def runner_factory(self, ladder: Ladder, limits: Limits) -> RunnerFactory:  # noqa: ARG002
+    def runner_factory(self, ladder: Ladder, request: Request) -> RunnerFactory:  # noqa: ARG002
         """Return a function that makes the runner in this process."""
         return functools.partial(CallableRunner, self.make_step, self.watched_bytes, self.index)
 
-    def revise(self, ladder: Ladder, measured: Measured, limits: Limits) -> Revision:  # noqa: ARG002
+    def revise(self, ladder: Ladder, measured: Measured, request: Request) -> Revision:  # noqa: ARG002
         """Return the candidates and timings unchanged, with notes on use of the host's clock and unwatched memory."""
         notes = []
         if not isinstance(clocks.callable_clock(), clocks.EventClock):

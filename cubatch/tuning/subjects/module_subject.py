@@ -17,7 +17,6 @@ from cubatch.frameworks.torch_module import check_kind
 from cubatch.hardware import memory_limit as hardware_memory, probe
 from cubatch.hardware.facts import Device
 from cubatch.measure.runner import LearnsMemory
-from cubatch.tuning.limits import Limits
 from cubatch.tuning.notes import Note, note
 from cubatch.tuning.request import Request
 from cubatch.tuning.results import TuningResult
@@ -43,7 +42,7 @@ class PresentModuleSubject(BoundedSubject):
         """Function that copies a batch to the GPU of the module; None on a CPU."""
         return None if self.device.kind == "cpu" else loader_rate.copy_to(f"cuda:{self.device.index or 0}")
 
-    def run_loop(self, result: TuningResult, limits: Limits) -> LoaderRate | Note | None:
+    def run_loop(self, result: TuningResult, request: Request) -> LoaderRate | Note | None:
         """
         Run the loop of loader and step on the CPU and return its rates, or a note of failure.
 
@@ -65,7 +64,7 @@ class PresentModuleSubject(BoundedSubject):
         try:
             turns = loader_rate.run_loops(
                 self.loader, list(dict.fromkeys([result.batch_size, close[-1], close[0]])), step_of,
-                seconds=loader_seconds(limits), accumulate=self.accumulate,
+                seconds=loader_seconds(request), accumulate=self.accumulate,
             )  # fmt: skip
         except Exception as error:  # noqa: BLE001 - the user's data set or module; all that was measured still holds
             return note("loop_failed", error=first_line(error))
@@ -118,7 +117,7 @@ class NamedModuleSubject(BoundedSubject):
         resolved, memory, shares = share_cpus(resolved, memory, threads)
         return cls(
             name=name, library="torch", device=resolved, mode=kind["mode"], optimizer=kind["optimizer"],
-            memory=memory, seed=request.limits.seed, budget=request.limits.budget, accumulate=kind["accumulate"],
+            memory=memory, seed=request.seed, budget=request.budget, accumulate=kind["accumulate"],
             inputs=inputs, kind=dict(kind), sources=tuple(sources), shares=shares,
         )  # fmt: skip
 

@@ -31,7 +31,6 @@ from cubatch.network.models import SpecLike
 from cubatch.tuning import store
 from cubatch.tuning.exchange_cost import DataParallel
 from cubatch.tuning.ladder import Ladder, added, propose, timed
-from cubatch.tuning.limits import Limits
 from cubatch.tuning.notes import Note, note, sentence
 from cubatch.tuning.request import Request
 from cubatch.tuning.results import TuningResult
@@ -121,7 +120,7 @@ class NetworkSubject(Subject):
                 notes.append(note("kernel_choices_kept", error=error))
         return notes
 
-    def ladder(self, limits: Limits, cached: Ladder | None, *, is_finished: bool) -> Ladder:
+    def ladder(self, request: Request, cached: Ladder | None, *, is_finished: bool) -> Ladder:
         """
         Return candidates chosen by the memory plan and the layers, or those of the earlier call.
 
@@ -132,30 +131,30 @@ class NetworkSubject(Subject):
             return cached
         largest = fit.largest(self.work, max(1, self.memory.bytes))
         if cached is None:
-            ladder = timed(self.work, propose(self.work, limits, self.memory, largest))
+            ladder = timed(self.work, propose(self.work, request, self.memory, largest))
         else:
             ladder = cached.within(self.memory, largest)
         return attrs.evolve(ladder, facts={**ladder.facts, "note": self.memory.note})
 
-    def runner_factory(self, ladder: Ladder, limits: Limits) -> RunnerFactory:
+    def runner_factory(self, ladder: Ladder, request: Request) -> RunnerFactory:
         """Return a function that makes the runner, in a worker process if a step might end this one."""
-        factory, isolate = self.factory(limits), self.isolate
+        factory, isolate = self.factory(request), self.isolate
         if isolate == "auto":
             isolate = self.device.kind == "cuda" or ladder.most_planned_bytes > _ISOLATE_SHARE * self.memory.bytes
         if self.devices is None and not isolate:
             return factory
         compiles = self.device.kind == "cuda"
         return functools.partial(
-            RemoteRunner, factory, prepare_seconds=prepare_limit(limits.budget, compiles=compiles)
+            RemoteRunner, factory, prepare_seconds=prepare_limit(request.budget, compiles=compiles)
         )  # fmt: skip
 
-    def factory(self, limits: Limits) -> FactoryRef:
+    def factory(self, request: Request) -> FactoryRef:
         """Return a reference to the runner's factory with its arguments, which another process can call."""
         arguments: dict[str, Any] = {
             "spec": self.work.spec.to_mapping(),
             **self.work.settings,
-            "seed": limits.seed,
-            "choice_seconds": _CHOICE_SHARE * limits.budget,
+            "seed": request.seed,
+            "choice_seconds": _CHOICE_SHARE * request.budget,
             "winners": None if self.winners is None else str(self.winners),
         }
         if self.devices is not None:
@@ -199,7 +198,7 @@ class NetworkSubject(Subject):
             device_bytes={n: device_bytes(work, n, self.memory.overhead_bytes) for n in sizes},
         )
 
-    def complete(self, result: TuningResult, run: Run, limits: Limits) -> TuningResult:
+    def complete(self, result: TuningResult, run: Run, request: Request) -> TuningResult:
         """
         Return the result with the cost of sharing a step among devices, cached or measured at its batch size.
 
@@ -211,7 +210,7 @@ class NetworkSubject(Subject):
         cost = None if cached is None else DataParallel(**cached)
         if cost is None or cost.batch_size != result.batch_size:
             try:
-                seconds = _exchange_seconds(self.factory(limits), result, limits)
+                seconds = _exchange_seconds(self.factory(request), result, request)
             except CubatchError as error:
                 unknown = sentence(note("shared_step_unknown", count=len(self.devices), error=error))
                 return attrs.evolve(result, reasons=(*result.reasons, unknown))
@@ -269,9 +268,9 @@ def _l2(work: Workload, ladder: Ladder) -> str:
     return "cold" if smallest.total - smallest.fixed_bytes >= _L2_SETS * l2_bytes else "warm"
 
 
-def _exchange_seconds(factory: FactoryRef, result: TuningResult, limits: Limits) -> dict[str, float]:
+def _exchange_seconds(factory: FactoryRef, result: TuningResult, request: Request) -> dict[str, float]:
     step = next(m.latency_seconds or 0.0 for m in result.measurements if m.batch_size == result.batch_size)
-    allowed = max(prepare_limit(limits.budget), _EXCHANGE_PATIENCE * EXCHANGE_STEPS * step)
+    allowed = max(prepare_limit(request.budget), _EXCHANGE_PATIENCE * EXCHANGE_STEPS * step)
     runner = RemoteRunner(factory, prepare_seconds=allowed)
     try:
         seconds: dict[str, float] = runner.call("measure_exchange", batch_size=result.batch_size)

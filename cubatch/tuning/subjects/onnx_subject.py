@@ -61,8 +61,8 @@ class OnnxSubject(BoundedSubject):
         memory = hardware_memory.memory_limit(resolved, request.memory_limit)
         resolved, memory, shares = share_cpus(resolved, memory, threads)
         return cls(
-            name=path.name, library=LIBRARY, device=resolved, memory=memory, mode=mode, seed=request.limits.seed,
-            budget=request.limits.budget, versions=versions, path=path, dims=fixed, shares=shares,
+            name=path.name, library=LIBRARY, device=resolved, memory=memory, mode=mode, seed=request.seed,
+            budget=request.budget, versions=versions, path=path, dims=fixed, shares=shares,
         )  # fmt: skip
 
     @property

@@ -81,7 +81,7 @@ def network(
     memory = memory_limit_of(gpu, request.memory_limit)
     largest = fit.largest(planned, max(1, memory.bytes))
     tiles_of = attrs.evolve(work, library="im2col") if library != "cubatch" else planned
-    ladder = ladders.propose(planned, request.limits, memory, largest, tiles_of=tiles_of)
+    ladder = ladders.propose(planned, request, memory, largest, tiles_of=tiles_of)
     if not takes_time(work):
         remedy = "All of its layers only rename memory, which takes no time."
         raise InvalidArgument("spec", work.name, "a layer or network that computes or moves data", remedy)
@@ -131,7 +131,7 @@ def module(
         name, dtype, peak_bytes = traced.name, traced.dtype, traced.peak_bytes
     for each in sorted({"float32", *(each for step in operators.values() for each in dtypes_on(step, gpu))}):
         _check_facts(gpu, missing_facts(gpu, each, "vendor"))
-    ladder = ladders.of_memory(request.limits, memory, largest, peak_bytes)
+    ladder = ladders.of_memory(request, memory, largest, peak_bytes)
 
     def candidate(n: int) -> Candidate:
         return attrs.evolve(ladders.between(n, ladder.candidates), predicted_peak_bytes=peak_bytes(n))

@@ -6,7 +6,7 @@ import pytest
 
 from cubatch.errors import InvalidArgument
 from cubatch.tuning import ladder
-from cubatch.tuning.limits import Limits
+from cubatch.tuning.request import Request
 from tests.fakes import Fails, FakeDevice, affine
 from tests.unit.search.walking import seek, statuses
 
@@ -35,7 +35,7 @@ def test_multiples_of_a_number_are_found() -> None:
 )  # fmt: skip
 def test_what_the_user_states_is_proposed(limits: dict[str, int], sizes: list[int]) -> None:
     """All divisors, and multiples as powers of two are; with the largest of them."""
-    assert [step.batch_size for step in ladder.plain(Limits.of(None, 75, **limits))] == sizes
+    assert [step.batch_size for step in ladder.plain(Request.of(max_batch_size=75, **limits))] == sizes
 
 
 @pytest.mark.parametrize(
@@ -45,4 +45,4 @@ def test_what_the_user_states_is_proposed(limits: dict[str, int], sizes: list[in
 )  # fmt: skip
 def test_contradictions_are_named(wrong: dict[str, int]) -> None:
     with pytest.raises(InvalidArgument, match=next(reversed(wrong)) if "current" in wrong else next(iter(wrong))):
-        Limits.of(None, 75, **wrong)
+        Request.of(max_batch_size=75, **wrong)

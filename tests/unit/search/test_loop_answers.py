@@ -7,7 +7,7 @@ import pytest
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate, Recorder
 from cubatch.tuning import ladder
-from cubatch.tuning.limits import Limits
+from cubatch.tuning.request import Request
 from tests.fakes import ColdStart, FakeDevice, affine
 from tests.unit.search.walking import (
     FLAT,
@@ -36,7 +36,7 @@ def test_one_slow_timing_at_the_start_costs_no_size() -> None:
     """0.7 s for six calls where 24 ms are right: within 25 s all is looked at, and the answer is right."""
     device = FakeDevice(affine(0.02, 0.004), behaviours=(SlowFirst(),))
     measured, result = seek(device, 64, budget=25.0)
-    assert len(ladder.plain(Limits(max_batch_size=64))) == 12
+    assert len(ladder.plain(Request(max_batch_size=64))) == 12
     assert "not_run" not in statuses(measured).values()
     assert share_of_best(device, result, 64) >= 0.99
     assert result.decided_by != "budget"

@@ -12,7 +12,7 @@ from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate, Measured, Outcome, Recorder, Timing
 from cubatch.search.events import Event
 from cubatch.tuning import answer, ladder
-from cubatch.tuning.limits import Limits
+from cubatch.tuning.request import Request
 from cubatch.tuning.store import Run
 from tests.fakes import FakeDevice, affine
 from tests.unit.search.walking import FLAT, SIZES, Sessions, given, go, outcome_of, share_of_best, statuses, stop_after
@@ -20,7 +20,7 @@ from tests.unit.search.walking import FLAT, SIZES, Sessions, given, go, outcome_
 
 def rerun(*, adds: bool) -> tuple[FakeDevice, list[Candidate], dict[str, Any]]:
     """Return a device, its ladder and the options of a search that adds sizes or does not."""
-    steps = ladder.plain(Limits(max_batch_size=512)) if adds else given()
+    steps = ladder.plain(Request(max_batch_size=512)) if adds else given()
     more: dict[str, Any] = {"extend": functools.partial(ladder.between, steps=steps)} if adds else {}
     return FakeDevice(affine(0.02, 1e-4), noise=0.003, seed=5), steps, more
 
@@ -136,7 +136,7 @@ def test_a_larger_budget_reopens_what_was_not_run_and_added_sizes_stay(tmp_path:
     """A rerun's ladder holds the sizes that were added; with more seconds none is left over for lack of time."""
     device = FakeDevice(affine(0.3, 0.02), noise=0.002)
     asked: dict[str, Any] = {"path": tmp_path / "store.sqlite3", "identity": {"spec": "x"}, "conditions": {}}
-    steps = ladder.plain(Limits(max_batch_size=512))
+    steps = ladder.plain(Request(max_batch_size=512))
     extend = functools.partial(ladder.between, steps=steps)
     with Run(**asked, budget=15.0) as run:
         run.save_ladder(steps, {})

@@ -13,7 +13,7 @@ from cubatch.measure.records import Candidate, Measured, Outcome
 from cubatch.search.events import Event
 from cubatch.search.loop import Search
 from cubatch.tuning import answer, ladder
-from cubatch.tuning.limits import Limits
+from cubatch.tuning.request import Request
 from cubatch.tuning.results import TuningResult
 from tests.fakes import Behaviour, FakeDevice, FakeRunner, affine
 
@@ -37,7 +37,7 @@ def seek(
     device: Callable[[], FakeRunner], top: int | Sequence[Candidate] = 512, **more: Any
 ) -> tuple[Measured, TuningResult]:
     """Measure as `autotune_callable` does, where the search adds sizes, and choose."""
-    steps = ladder.plain(Limits(max_batch_size=top)) if isinstance(top, int) else list(top)
+    steps = ladder.plain(Request(max_batch_size=top)) if isinstance(top, int) else list(top)
     goal = more.get("goal") or Goal()
     measured = go(device, steps, **{"extend": functools.partial(ladder.between, steps=steps)} | more)
     rungs = [*steps, *measured.added]

@@ -10,9 +10,7 @@ import pytest
 from cubatch.errors import DoesNotFit, NothingMeasured
 from cubatch.hardware import cpu_load, probe
 from cubatch.hardware.memory_limit import MemoryLimit
-from cubatch.measure.goal import Goal
 from cubatch.tuning import session
-from cubatch.tuning.limits import Limits
 from cubatch.tuning.request import Request
 from cubatch.tuning.subjects.bounded_subject import BoundedSubject
 from cubatch.tuning.subjects.module_subject import NamedModuleSubject
@@ -59,13 +57,12 @@ class Net(BoundedSubject):
 
 def tune(path, *sizes, kib, progress=None, budget=60.0, make=Bounded, **given):
     """Tune in so many KiB, of which a sample takes one."""
-    limits = Limits.of(sizes or None, None, budget=budget, **given)
     memory = MemoryLimit(KIB * kib, KIB * kib, "")
     net = Net(
         name="net", library="torch", device=probe.device("cpu"), memory=memory, mode="inference", seed=0, make=make
     )  # fmt: skip
-    request = Request(goal=Goal(), limits=limits, store=False if path is None else path, progress=progress)
-    return session.tune(net, request)
+    request = Request.of(batch_sizes=sizes or None, budget=budget, progress=progress, **given)
+    return session.tune(net, attrs.evolve(request, store=False if path is None else path))
 
 
 class Reads(Bounded):

@@ -7,9 +7,7 @@ import pytest
 from cubatch.errors import InvalidArgument
 from cubatch.hardware import probe
 from cubatch.hardware.memory_limit import MemoryLimit
-from cubatch.measure.goal import Goal
 from cubatch.tuning import session
-from cubatch.tuning.limits import Limits
 from cubatch.tuning.request import Request
 from cubatch.tuning.results import TuningResult
 from tests.fakes import FakeDevice, affine
@@ -25,8 +23,7 @@ def tune(curve, current, *, sizes=None, samples=512, objective="throughput", noi
     fake = FakeDevice(curve, noise=noise, seed=3)
     room = MemoryLimit(samples * KIB, samples * KIB, "all there is")
     subject = Sheet(device=probe.device("cpu"), memory=room, fake=fake)
-    limits = Limits.of(sizes, None, current=current)
-    return session.tune(subject, Request(goal=Goal(objective=objective), limits=limits, store=False))
+    return session.tune(subject, Request.of(objective=objective, batch_sizes=sizes, current=current))
 
 
 def throughput(n):
@@ -94,5 +91,5 @@ def test_by_latency_a_current_size_is_kept_within_the_tolerance_only():
 def test_a_current_size_is_checked(current, top):
     """It is a whole number of at least 1, and not above the maximum."""
     with pytest.raises(InvalidArgument) as caught:
-        Limits.of(None, top, current=current)
+        Request.of(max_batch_size=top, current=current)
     assert caught.value.field == "current"

@@ -22,7 +22,7 @@ from cubatch.measure.rank_group import RankGroup
 from cubatch.network import models
 from cubatch.network.weight_files import load_weights
 from cubatch.tuning.exchange_cost import DataParallel
-from cubatch.tuning.limits import Limits
+from cubatch.tuning.request import Request
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.subjects import network_subject
 from cubatch.tuning.subjects.network_subject import NetworkSubject
@@ -210,7 +210,7 @@ def test_an_answer_whose_exchange_is_not_known_is_handed_out_all_the_same(monkey
 
     monkeypatch.setattr(network_subject, "RemoteRunner", Late)
     result = TuningResult.from_json(json.dumps(about({32: 3.2})))  # samples per second: a step takes 10 s
-    found = shared().complete(result, SimpleNamespace(limit=None), Limits())
+    found = shared().complete(result, SimpleNamespace(limit=None), Request())
     assert asked == [640.0, "closed"]
     assert (found.batch_size, found.data_parallel) == (32, None)
     assert found.reasons[-1].endswith("is not known: measure_exchange() did not come back within 640 s")

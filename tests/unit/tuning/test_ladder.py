@@ -21,7 +21,7 @@ from cubatch.network.graph import Network
 from cubatch.network.layers import Conv2d, Flatten, GlobalAvgPool, Linear, ReLU
 from cubatch.network.passes import Pass
 from cubatch.tuning import candidate_layers, ladder, step_memory
-from cubatch.tuning.limits import Limits
+from cubatch.tuning.request import Request
 from tests.building import workload
 from tests.thorough import examples
 
@@ -195,7 +195,7 @@ def test_the_cpu_has_powers_of_two_and_between_and_the_limits() -> None:
 @given(limit=st.integers(1, 2**31 - 1))
 def test_plain_candidates_hold_the_bounds_at_any_limit(limit: int) -> None:
     """At most 40, ascending, no gap wider than a factor of two, both ends in, every kind represented."""
-    check(ladder.plain(Limits(max_batch_size=limit)), limit)
+    check(ladder.plain(Request(max_batch_size=limit)), limit)
 
 
 def test_batch_sizes_are_exactly_those_asked_for() -> None:

@@ -11,7 +11,7 @@ from cubatch.frameworks.loader_rate import LoaderRate
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate, Measured, Outcome, Timing
 from cubatch.tuning.answer import answer
-from cubatch.tuning.limits import Limits
+from cubatch.tuning.request import Request
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.subjects.bounded_subject import loader_seconds
 
@@ -219,4 +219,4 @@ def test_a_rate_is_positive(wrong):
 @pytest.mark.parametrize(("budget", "seconds"), [(5.0, 1.0), (60.0, 6.0), (600.0, 10.0)])
 def test_a_loader_is_timed_for_a_tenth_of_the_budget(budget, seconds):
     """At least long enough for a rate, and no longer than one needs."""
-    assert loader_seconds(Limits(budget=budget)) == pytest.approx(seconds)
+    assert loader_seconds(Request(budget=budget)) == pytest.approx(seconds)

@@ -10,7 +10,7 @@ import pytest
 from cubatch.errors import WorkerDied
 from cubatch.frameworks.remote_bounded_runner import RemoteBoundedRunner
 from cubatch.measure.runner import FactoryRef
-from cubatch.tuning.limits import Limits
+from cubatch.tuning.request import Request
 from cubatch.tuning.tune_module import _drawn_sizes
 
 
@@ -56,19 +56,19 @@ def test_a_worker_that_dies_in_a_step_names_its_batch_size():
 )
 def test_a_function_is_called_at_small_sizes_that_the_workload_accepts(given):
     """The sizes of the request come last: a batch of 8192 samples may not fit."""
-    limits = Limits.of(given.pop("batch_sizes", None), given.pop("max_batch_size", None), **given)
-    sizes = _drawn_sizes(limits)
+    request = Request.of(**given)
+    sizes = _drawn_sizes(request)
     first = sizes[: 2 if len(sizes) == 2 else 3]
     assert len(first) > 1
-    assert all(limits.accepts(n) and n <= min(64, limits.max_batch_size or n) for n in first)
-    assert sizes[3:] == list(limits.batch_sizes or ())
+    assert all(request.accepts(n) and n <= min(64, request.max_batch_size or n) for n in first)
+    assert sizes[3:] == list(request.batch_sizes or ())
 
 
 @pytest.mark.parametrize("given", [{"max_batch_size": 1}, {"divides": 7, "multiple_of": 7}])
 def test_a_function_is_called_at_two_sizes_where_only_one_is_allowed(given):
     """What grows shows at two sizes at least."""
-    limits = Limits.of(None, given.pop("max_batch_size", None), **given)
-    assert len(set(_drawn_sizes(limits))) == 2
+    request = Request.of(**given)
+    assert len(set(_drawn_sizes(request))) == 2
 
 
 @pytest.mark.parametrize("habit", ["hang", "kill"])

@@ -8,9 +8,7 @@ import pytest
 import cubatch as cb
 from cubatch.hardware import probe
 from cubatch.hardware.memory_limit import MemoryLimit
-from cubatch.measure.goal import Goal
 from cubatch.tuning import session
-from cubatch.tuning.limits import Limits
 from cubatch.tuning.notes import note
 from cubatch.tuning.request import Request
 from cubatch.tuning.results import TuningResult
@@ -26,7 +24,7 @@ ROOM = MemoryLimit(100 * KIB, 100 * KIB, "all there is")
 def tune(path, *sizes, memory=ROOM, kind=Sheet, progress=None):
     fake = FakeDevice(affine(0.02, 1e-6))
     subject = kind(device=probe.device("cpu"), memory=memory, fake=fake)
-    request = Request(goal=Goal(), limits=Limits.of(sizes or None, None), store=path, progress=progress)
+    request = Request.of(batch_sizes=sizes or None, store=path, progress=progress)
     return session.tune(subject, request), subject
 
 
@@ -64,7 +62,7 @@ class Told(Sheet):
     def start(self, *, refresh):
         return [note("ranks", count=3)]
 
-    def revise(self, ladder, measured, limits):
+    def revise(self, ladder, measured, request):
         return Revision(ladder=attrs.evolve(ladder, largest=50), measured=measured, notes=[note("host_clock")])
 
     def describe(self, ladder):
