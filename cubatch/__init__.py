@@ -53,10 +53,9 @@ _HOMES = {
     "tuning.training": ("train",),
     "tuning.tune": ("autotune", "autotune_callable"),
     "tuning.tune_module": ("autotune_module",),
-    "tuning.tune_extents": ("autotune_extents",),
+    "tuning.tune_each": ("autotune_extents", "autotune_threads"),
     "tuning.extents_result": ("ExtentsResult",),
     "tuning.length_plan": ("LengthPlan",),
-    "tuning.tune_threads": ("autotune_threads",),
     "tuning.threads_result": ("ThreadsResult",),
     "serving.serving_plan": ("ServingPlan", "serving_plan"),
     "fleet.fleet_result": ("FleetDevice", "FleetResult"),
@@ -108,9 +107,8 @@ if TYPE_CHECKING:
     from cubatch.tuning.threads_result import ThreadsResult as ThreadsResult
     from cubatch.tuning.training import train as train
     from cubatch.tuning.tune import autotune as autotune, autotune_callable as autotune_callable
-    from cubatch.tuning.tune_extents import autotune_extents as autotune_extents
+    from cubatch.tuning.tune_each import autotune_extents as autotune_extents, autotune_threads as autotune_threads
     from cubatch.tuning.tune_module import autotune_module as autotune_module
-    from cubatch.tuning.tune_threads import autotune_threads as autotune_threads
 
 
 def __getattr__(name: str) -> Any:

@@ -131,10 +131,10 @@ def tune(
     if threads is not None:
         if plot is not None or report is not None:
             raise typer.BadParameter("leave out --plot and --report where --threads compares several results")
-        from cubatch.tuning import tune_threads
+        from cubatch.tuning import tune_each
 
         device = "cpu" if device is None else device
-        ask = functools.partial(tune_threads.over_threads, tune_one, opt.whole_numbers("--threads", threads))
+        ask = functools.partial(tune_each.over_threads, tune_one, opt.whole_numbers("--threads", threads))
     try:
         with console.watching(model) as watch:
             result = ask(

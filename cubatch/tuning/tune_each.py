@@ -1,15 +1,190 @@
-"""Tuning once for each of several values, with equal shares of one budget."""
+"""autotune_extents() and autotune_threads(): tune once for each of several values, with equal shares of one budget."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from cubatch import checks
-from cubatch.errors import CubatchError
+from cubatch.errors import CubatchError, InvalidArgument
+from cubatch.frameworks import batch_sources
+from cubatch.hardware import host
+from cubatch.tuning import tune
+from cubatch.tuning.extents_result import ExtentsResult
 from cubatch.tuning.results import TuningResult
+from cubatch.tuning.threads_result import ThreadsResult
+from cubatch.tuning.tune_module import autotune_module
 
 _Result = TypeVar("_Result")
+
+
+def autotune_extents(
+    module: Any,
+    extents: Mapping[str, Iterable[int]],
+    *,
+    batches: Any = None,
+    budget: float = 60.0,
+    **options: Any,
+) -> ExtentsResult:
+    """
+    Find the fastest batch size of a PyTorch module or an ONNX file at each of several sequence lengths or resolutions.
+
+    The extents are tuned in ascending order, each with an equal share of the budget.  Memory is bounded at each
+    extent.
+
+    Args:
+        module: A torch.nn.Module, or the path of an ONNX file, which runs in ONNX Runtime.
+        extents: The axis and its extents: {"sequence": (128, 512, 2048)}.
+        batches: For a module: a function that makes the inputs of a batch size and an extent,
+            `batches(n, sequence=128)`, or its name "package.module:function".  An ONNX file has named axes.
+        budget: Seconds of measuring at most, for all extents together.
+        options: The other arguments of `autotune_module`, or of `autotune` for an ONNX file.
+
+    Returns:
+        ExtentsResult: A tuning result for each extent, the token budget, and `with_lengths` for samples of unequal
+            length.
+
+    Raises:
+        InvalidArgument: If an argument is out of range, or does not apply.
+        CubatchError: The first error, if no extent could be tuned.
+        KeyboardInterrupt, or an exception that `progress` raises: `partial` is the ExtentsResult so far.
+
+    Example:
+        >>> def batches(n, sequence):                                                 # doctest: +SKIP
+        ...     return torch.randint(0, 1000, (n, sequence))
+        >>> result = autotune_extents(model, {"sequence": (128, 512)}, batches=batches) # doctest: +SKIP
+        >>> result.batch_sizes, result.token_budget                                   # doctest: +SKIP
+    """
+    axis, chosen = _only_axis(extents)
+    is_onnx = _is_onnx(module, batches, options)
+    if not is_onnx:
+        if isinstance(module, str | Path):
+            allowed = "a torch.nn.Module or the path of an ONNX file"
+            raise InvalidArgument("module", str(module), allowed, "Build it first.")
+        batches = batch_sources.load(batches) if isinstance(batches, str) else batches
+        if not callable(batches):
+            raise InvalidArgument("batches", batches, f"a function batches(n, {axis}=...) that makes the inputs")
+
+    def tune_one(extent: int, seconds: float) -> TuningResult:
+        if is_onnx:
+            fixed = {"library": "onnxruntime", "dims": {**options.get("dims", {}), axis: extent}}
+            return tune.autotune(module, budget=seconds, **{**options, **fixed})
+        made = functools.update_wrapper(functools.partial(batches, **{axis: extent}), batches)
+        return autotune_module(module, made, budget=seconds, **options)
+
+    return tune_each(
+        chosen,
+        tune_one,
+        lambda results, failed: ExtentsResult(axis=axis, results=results, failed=failed),
+        budget=budget,
+    )
+
+
+def _only_axis(extents: Mapping[str, Iterable[int]]) -> tuple[str, list[int]]:
+    allowed = 'one axis with its extents, such as {"sequence": (128, 512)}'
+    if not isinstance(extents, Mapping) or len(extents) != 1:
+        raise InvalidArgument("extents", extents, allowed)
+    ((axis, given),) = extents.items()
+    if not isinstance(axis, str) or isinstance(given, str) or not isinstance(given, Iterable):
+        raise InvalidArgument("extents", extents, allowed)
+    ascending = sorted({checks.check_whole(f"extents[{axis!r}]", extent) for extent in given})
+    if not ascending:
+        raise InvalidArgument("extents", extents, allowed)
+    return axis, ascending
+
+
+def autotune_threads(
+    module: str | Path,
+    threads: Iterable[int],
+    *,
+    batches: Any = None,
+    budget: float = 60.0,
+    **options: Any,
+) -> ThreadsResult:
+    """
+    Find the threads of an instance, the number of instances and the batch size that are fastest together on the CPU.
+
+    With each number of threads, as many instances as the CPUs allow step at the same time.  Each is a process bound to
+    CPUs of its own.  On a CPU single samples in several instances are often as fast as batches.
+
+    Args:
+        module: The path of an ONNX file, which runs in ONNX Runtime, or "package.module:build" of a torch.nn.Module.
+        threads: Threads of an instance: (1, 2, 4).
+        batches: For a module: as for `autotune_module`.
+        budget: Seconds of measuring at most, for all numbers of threads together.
+        options: The other arguments of `autotune` for an ONNX file, or of `autotune_module`. A memory limit is shared
+            by the instances. The objective is the highest rate of all instances; `latency_limit` bounds their steps.
+
+    Returns:
+        ThreadsResult: A tuning result for each number of threads, and the best of them.
+
+    Raises:
+        InvalidArgument: If an argument is out of range, or does not apply.
+        CubatchError: The first error, if no number of threads could be tuned.
+        KeyboardInterrupt, or an exception that `progress` raises: `partial` is the ThreadsResult so far.
+
+    Example:
+        >>> result = autotune_threads("model.onnx", (1, 2, 4), budget=30.0)            # doctest: +SKIP
+        >>> result.threads, result.batch_size, result.reasons[0]                      # doctest: +SKIP
+    """
+    options = {"device": "cpu", **options}
+    given = options.pop("library", None)
+    is_onnx = _is_onnx(module, batches, options)
+    if given not in (None, library := "onnxruntime" if is_onnx else "torch"):
+        raise InvalidArgument("library", given, f'"{library}" or left out for {module}')
+    if is_onnx:
+        tune_file = functools.partial(tune.autotune, module, library="onnxruntime")
+        return over_threads(tune_file, threads, budget=budget, **options)
+    if not isinstance(module, str):
+        allowed = "the path of an ONNX file, or the name of the function that builds a module, 'package.module:build'"
+        raise InvalidArgument("module", type(module).__name__, allowed, "Instances run in processes of their own.")
+    return over_threads(functools.partial(autotune_module, module, batches), threads, budget=budget, **options)
+
+
+def over_threads(
+    tune_with: Callable[..., TuningResult], threads: Iterable[int], *, budget: float, **options: Any
+) -> ThreadsResult:
+    """
+    Return the result of tuning with each number of threads.
+
+    Args:
+        tune_with: A public tuning function, with all other arguments filled in.
+        budget: Seconds of measuring at most, for all numbers of threads together.
+        options: Further arguments of the function.
+
+    Raises:
+        InvalidArgument: If a number of threads or the budget is out of range, or the objective is not throughput.
+        CubatchError, KeyboardInterrupt: As for `autotune_threads`.
+    """
+    checks.check_kind("threads", threads, Iterable, "numbers of threads, such as (1, 2, 4)")
+    most = host.cpu_threads()
+    counts = sorted({checks.check_whole("threads", each, most=most) for each in threads})
+    if not counts:
+        raise InvalidArgument("threads", (), "at least one number of threads")
+    if (objective := options.get("objective", "throughput")) != "throughput":
+        remedy = "The threads are those of the highest rate; a latency limit bounds the time of a step."
+        raise InvalidArgument("objective", objective, '"throughput" for several numbers of threads', remedy)
+    return tune_each(
+        counts,
+        lambda count, seconds: tune_with(threads=count, budget=seconds, **options),
+        lambda results, failed: ThreadsResult(results=results, failed=failed),
+        budget=budget,
+    )
+
+
+def _is_onnx(module: Any, batches: Any, options: Mapping[str, Any]) -> bool:
+    """
+    Return whether a module is the path of an ONNX file, which takes no `batches`; reject options that do not apply.
+
+    `options` are arguments of `autotune` for an ONNX file, else of `autotune_module`.
+    """
+    is_onnx = isinstance(module, str | Path) and Path(module).suffix == ".onnx"
+    checks.check_options(options, tune.autotune if is_onnx else autotune_module)
+    if is_onnx and batches is not None:
+        raise InvalidArgument("batches", batches, "left out for an ONNX file, whose axes have names")
+    return is_onnx
 
 
 def tune_each(

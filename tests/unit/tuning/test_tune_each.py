@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 import cubatch as cb
-from cubatch.tuning import tune_threads
-from cubatch.tuning.tune_each import tune_each
+from cubatch.tuning import tune_each
 from tests.unit.tuned import about
 
 
@@ -17,7 +16,7 @@ def one(rates, *, instances, **more):
 
 def test_an_interruption_leaves_the_common_result_so_far(monkeypatch):
     """The number of threads that was tuned, and the one that was interrupted, with what was timed."""
-    monkeypatch.setattr(tune_threads.host, "cpu_threads", lambda: 4)
+    monkeypatch.setattr(tune_each.host, "cpu_threads", lambda: 4)
     stop = KeyboardInterrupt()
     stop.partial = one({8: 150.0}, instances=2, batch_size=None)
 
@@ -28,7 +27,7 @@ def test_an_interruption_leaves_the_common_result_so_far(monkeypatch):
         return one({1: 100.0}, instances=4)
 
     with pytest.raises(KeyboardInterrupt) as caught:
-        tune_threads.over_threads(tune_with, (1, 2, 4), budget=60.0)
+        tune_each.over_threads(tune_with, (1, 2, 4), budget=60.0)
     assert isinstance(caught.value.partial, cb.ThreadsResult)
     assert caught.value.partial.samples_per_second == {1: pytest.approx(400.0)}
     assert list(caught.value.partial.results) == [1, 2]
@@ -43,7 +42,7 @@ def test_an_error_of_one_value_is_kept_and_of_all_is_raised():
             raise cb.NothingMeasured(str(value), "Retry.")
         return one({1: 100.0}, instances=1)
 
-    results, failed = tune_each([1, 2], tune_one, lambda *both: both, budget=1.0)
+    results, failed = tune_each.tune_each([1, 2], tune_one, lambda *both: both, budget=1.0)
     assert (list(results), list(failed)) == ([1], [2])
     with pytest.raises(cb.NothingMeasured, match="2"):
-        tune_each([2, 3], tune_one, lambda *both: both, budget=1.0)
+        tune_each.tune_each([2, 3], tune_one, lambda *both: both, budget=1.0)
