@@ -10,6 +10,7 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 import cubatch
+from cubatch.checks import MOST
 from cubatch.measure.records import Outcome, Timing
 from cubatch.tuning.store import Run
 
@@ -54,7 +55,7 @@ timings = st.builds(
     Timing,
     batch_size=sizes,
     round=st.integers(0, 10**6),
-    seconds=st.floats(min_value=5e-324, allow_infinity=False, allow_nan=False),
+    seconds=st.floats(1 / MOST, MOST),
     repeats=st.integers(1, 10**9),
     throttled=st.booleans(),
     sm_clock_mhz=amounts,
