@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from cubatch.measure import replies
 from cubatch.measure.remote import identify
-from cubatch.measure.worker_setup import set_up_worker
 
 if TYPE_CHECKING:
     from cubatch.engine.exchange import Exchanged
@@ -130,7 +129,7 @@ class _Rank:
 
 def main() -> NoReturn:
     """Run the rank: serve calls until the connection ends."""
-    set_up_worker()
+    replies.set_up_worker()
     address, *number = sys.argv[1:]
     if number:
         rank, size = int(number[0]), int(number[1])

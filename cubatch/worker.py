@@ -37,7 +37,6 @@ from cubatch.frameworks import heap
 from cubatch.measure import replies
 from cubatch.measure.remote import identify
 from cubatch.measure.runner import FactoryRef, HoldsReference, KnowsFree, Runner
-from cubatch.measure.worker_setup import set_up_worker
 
 _WATCH_SECONDS = 1.0
 
@@ -111,7 +110,7 @@ def main() -> NoReturn:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    set_up_worker()
+    replies.set_up_worker()
     heap.own_process()
     inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(requests, inbox), daemon=True).start()

@@ -45,10 +45,12 @@ class BoundedRunner(abc.ABC):
         clock, meter, dtype, own_bytes: The arguments of these names.
         is_compiled: Whether the first step of a batch size may compile.
         compile_seconds: See `Compiles`.
+        num_samples: Samples of the data set that batches are made of; None if unknown.
     """
 
     is_compiled = False
     compile_seconds = 0.0
+    num_samples: int | None = None
 
     def __init__(self, clock: HostClock, meter: Meter, memory_limit: int, dtype: str, own_bytes: int) -> None:
         self.clock = clock
@@ -126,19 +128,17 @@ class BoundedRunner(abc.ABC):
         self._trace_seconds = trace_seconds
         plan = self._planned(top)
         self._is_informed = True
+        look = MemoryLook(
+            largest=None, why_not=self._why_not, first=None, memory_bytes=self._memory_limit, dtype=self.dtype,
+            num_samples=self.num_samples,
+        )  # fmt: skip
         if plan is None:
-            return {
-                "largest": None, "why_not": self._why_not, "raised": self._raised if top is None else None,
-                "first": None, "memory_bytes": self._memory_limit, "dtype": self.dtype,
-            }  # fmt: skip
-        if (
-            seconds and plan.largest(self._memory_limit) and not self.is_compiled
-        ):  # a first step would be compiled outside the budget
+            return {**look, "raised": self._raised if top is None else None}
+        # If it is compiled, a first step would be compiled outside the budget.
+        if seconds and plan.largest(self._memory_limit) and not self.is_compiled:
             self._climb(plan, seconds, top)
-        return {
-            "largest": plan.largest(self._memory_limit), "why_not": self._why_not, "first": plan.at(1),
-            "memory_bytes": self._memory_limit, "dtype": self.dtype, "is_compiled": self.is_compiled,
-        }  # fmt: skip
+        largest = plan.largest(self._memory_limit)
+        return {**look, "largest": largest, "first": plan.at(1), "is_compiled": self.is_compiled}
 
     def _climb(self, plan: MemoryPlan, seconds: float, top: int | None) -> None:
         """Run steps of growing batch sizes, up to `top` (None: no maximum) and a time limit, which correct the plan."""

@@ -18,7 +18,7 @@ from cubatch.frameworks.torch_memory import Peaks, num_bytes
 from cubatch.frameworks.torch_state import StartState
 from cubatch.frameworks.torch_step import StepKind
 from cubatch.measure import clocks
-from cubatch.measure.runner import MemoryLook, Remark
+from cubatch.measure.runner import Remark
 from cubatch.units import join_words
 
 _MOST_COMPILATIONS = 2  # one for a batch of 1, one for all others
@@ -61,6 +61,7 @@ class ModuleRunner(BoundedRunner):
         )  # fmt: skip
         self._module, self._parameters, self._inputs, self._kind = module, parameters, inputs.on(device), kind
         self._device, self._seed, self._channels_last = device, seed, channels_last
+        self.num_samples = inputs.num_samples
         self._scaler = kind.scaler(device.type)
         self._walk_of, self._put_aside, self._is_cuda, self._is_loaded = walk, put_aside, is_cuda, False
         self._time_first: tuple[str, ...] = ()
@@ -148,16 +149,6 @@ class ModuleRunner(BoundedRunner):
     def note_compiling(self, batch_size: int, seconds: float) -> None:
         """Record the seconds of compiling for a batch size, also as `compile_seconds`; negative ones count as 0."""
         self.compile_seconds = self._compiled[batch_size] = max(0.0, seconds)
-
-    def look(self, *, seconds: float, top: int | None, trace_seconds: float) -> MemoryLook:
-        """Return what `BoundedRunner.look` predicts (`top` None: no maximum), with `num_samples` of the data set."""
-        look = super().look(seconds=seconds, top=top, trace_seconds=trace_seconds)
-        return {**look, "num_samples": self.num_samples}
-
-    @property
-    def num_samples(self) -> int | None:
-        """Samples of the data set that batches are made of; None if unknown."""
-        return self._inputs.num_samples
 
     def walk(self, num_bytes: int, top: int | None, seconds: float) -> Peaks:
         """

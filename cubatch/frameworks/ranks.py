@@ -29,7 +29,7 @@ from cubatch.frameworks.torch_memory import Peaks
 from cubatch.hardware.facts import Device
 from cubatch.hardware.memory_limit import MemoryLimit, memory_limit
 from cubatch.measure.ranks_runner import SlowestClock
-from cubatch.measure.runner import MemoryLook, Remark
+from cubatch.measure.runner import Remark
 
 _PATIENCE = dt.timedelta(days=1)  # the others wait while rank 0 works; its death is noticed at once
 
@@ -220,6 +220,7 @@ class RankedRunner(BoundedRunner):
     def __init__(self, ranks: Ranks, runner: ModuleRunner, memory_limit: int) -> None:
         super().__init__(SlowestClock(self._do), runner.meter, memory_limit, runner.dtype, runner.own_bytes)
         self._ranks, self._runner, self.is_compiled = ranks, runner, runner.is_compiled
+        self.num_samples = runner.num_samples
 
     @property
     def peak_bytes(self) -> int | None:
@@ -240,11 +241,6 @@ class RankedRunner(BoundedRunner):
 
     def _do(self, command: str, *arguments: Any) -> list[Any]:
         return self._ranks.do(self._runner, command, *arguments)
-
-    def look(self, *, seconds: float, top: int | None, trace_seconds: float) -> MemoryLook:
-        """Return what `BoundedRunner.look` predicts (`top` None: no maximum); `num_samples` is of this rank's data."""
-        look = super().look(seconds=seconds, top=top, trace_seconds=trace_seconds)
-        return {**look, "num_samples": self._runner.num_samples}
 
     def prepare(self, batch_size: int) -> float | None:
         """

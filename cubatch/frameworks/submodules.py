@@ -1,12 +1,15 @@
-"""The submodule that runs: in the forward pass, and the one whose gradients the backward pass computes."""
+"""Watch the submodules of a traced step: which one runs, and which read the batch axis as time."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from cubatch.frameworks.lazy_torch import torch
+
+_UNBATCHED, _BATCHED = 2, 3  # axes of a sequence of features, and of a batch of them
 
 
 class Running:
@@ -54,3 +57,37 @@ def watched(module: Any) -> Iterator[Running]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def watch_time_axis(module: Any, batch_size: int) -> Iterator[list[str]]:
+    """
+    Yield a list of the recurrent and attention layers that are called with the batch on their time axis.
+
+    Without `batch_first` these layers read (time, batch, features), and always read two axes as (time, features). With
+    the batch on that axis they run from sample to sample, and a batch size has no meaning. The list is filled while the
+    block runs; only positional arguments are seen.
+
+    Args:
+        batch_size: Samples of its inputs in the block.
+    """
+    seen: list[str] = []
+    kinds = torch.nn.RNNBase, torch.nn.MultiheadAttention
+    names = {part: name for name, part in module.named_modules() if isinstance(part, kinds)}
+
+    def see(part: Any, arguments: tuple[Any, ...]) -> None:
+        x = arguments[0] if arguments else None
+        if part not in names or not isinstance(x, torch.Tensor):
+            return
+        description = f"{names[part] or 'module'} ({type(part).__name__})"
+        is_turned = x.ndim == _BATCHED and not part.batch_first and x.shape[1] != batch_size
+        if (is_turned or x.ndim == _UNBATCHED) and len(x) == batch_size and description not in seen:
+            seen.append(description)
+
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(see)
+    try:
+        with warnings.catch_warnings():  # of parts that are compiled, whose hooks are called twice
+            warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")
+            yield seen
+    finally:
+        handle.remove()

@@ -28,7 +28,7 @@ import attrs
 from cubatch.checks import MAX_BATCH_SIZE
 from cubatch.errors import CubatchError, InvalidArgument
 from cubatch.estimate.operators import Operator
-from cubatch.frameworks import data_dependent, recurrent_workspace, step_operators, submodules, time_first
+from cubatch.frameworks import data_dependent, recurrent_workspace, step_operators, submodules
 from cubatch.frameworks.attributes import kept_attributes
 from cubatch.frameworks.input_objects import tensors_in
 from cubatch.frameworks.lazy_torch import torch
@@ -65,7 +65,7 @@ class Walk:
 
     peak_bytes: int  # bytes of the tensor storages in use at its peak, inputs and parameters included
     operations: int  # number of operations
-    # layers that read the batch as time, by `time_first.watched`: a trace has operations for each sample
+    # layers that read the batch as time, by `submodules.watch_time_axis`: a trace has operations for each sample
     time_first: tuple[str, ...]
     # operations whose results depend on data and are assumed: see `data_dependent`
     guessed: frozenset[str] = frozenset()
@@ -261,7 +261,7 @@ def walked(
         kept_attributes(module),
         stance("force_eager") if stance else contextlib.nullcontext(),
         fake_logs.silent(),
-        time_first.watched(module, batch_size) as time_parts,
+        submodules.watch_time_axis(module, batch_size) as time_parts,
         submodules.watched(module) as running,
         _fake_mode(module, device) as mode,
         _Watch(deadline, running, mode, batches=kind.accumulate if records else None, opaque=opaque) as watch,

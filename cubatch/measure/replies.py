@@ -1,16 +1,38 @@
-"""Errors of a worker as JSON values, and back."""
+"""The setup of a worker process, which may be killed at any time; and its errors as JSON values, and back."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import faulthandler
 import json
+import os
+import signal
 import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from cubatch import errors
 from cubatch.errors import CubatchError, OutOfMemory, WorkerFailed, is_out_of_memory
 from cubatch.units import message_of, visible
+
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+def set_up_worker() -> None:
+    """
+    Set up this process as a worker.
+
+    Output of libraries goes to standard error, and a crash prints its stack.  The process ends after its parent, also
+    while it is suspended.  The kernel kills it first if memory runs out.
+    """
+    os.dup2(2, 1)
+    faulthandler.enable()
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def describe_error(error: Exception) -> dict[str, Any]:
