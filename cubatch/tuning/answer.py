@@ -8,7 +8,7 @@ steps are stored next to them.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -215,14 +215,14 @@ def _measurement(
         throttled=sum(timing.throttled for timing in timings),
         flops_per_second=flops / latency if latency and flops is not None else None,
         roofline_fraction=roofline_seconds / latency if latency and roofline_seconds is not None else None,
-        sm_clock_mhz=_median([timing.sm_clock_mhz for timing in used]),
+        sm_clock_mhz=_over(stopping.median, used, "sm_clock_mhz"),
         joules_per_sample=joules / samples if joules is not None else None,
-        temperature_celsius=_most(timings, "temperature_celsius"),
-        power_watts=_mean([timing.power_watts for timing in used]),
-        utilization_percent=_mean([timing.utilization_percent for timing in used]),
-        used_bytes=_most(timings, "used_bytes"),
-        peak_bytes=_most(timings, "peak_bytes"),
-        peak_device_bytes=_most(timings, "peak_device_bytes"),
+        temperature_celsius=_over(max, timings, "temperature_celsius"),
+        power_watts=_over(statistics.fmean, used, "power_watts"),
+        utilization_percent=_over(statistics.fmean, used, "utilization_percent"),
+        used_bytes=_over(max, timings, "used_bytes"),
+        peak_bytes=_over(max, timings, "peak_bytes"),
+        peak_device_bytes=_over(max, timings, "peak_device_bytes"),
         predicted_peak_bytes=candidate.predicted_peak_bytes,
         predicted_seconds=candidate.predicted_seconds,
         predicted_device_bytes=facts.device_bytes.get(n),
@@ -233,18 +233,10 @@ def _measurement(
     )
 
 
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return stopping.median(known) if known else None
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
-
-
-def _most(timings: Sequence[Timing], name: str) -> Any:
-    return max((value for timing in timings if (value := getattr(timing, name)) is not None), default=None)
+def _over(combine: Callable[[list[Any]], Any], timings: Sequence[Timing], name: str) -> Any:
+    """Return a figure of timings, such as their mean; None if no timing has it."""
+    known = [value for timing in timings if (value := getattr(timing, name)) is not None]
+    return combine(known) if known else None
 
 
 def _weighted(layers: Sequence[Mapping[str, Any]], name: str) -> float | None:
