@@ -8,6 +8,7 @@ multiples of 128, and as many outputs as inputs, this is Coulom's formula.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable
 
 from cubatch.errors import InvalidArgument
@@ -32,16 +33,15 @@ Blocks = Callable[[int], int]
 """Blocks of a pass by batch size; the number never falls as the batch grows."""
 
 
-def num_blocks(layer: Layer, pass_: Pass, batch_size: int, tile: tuple[int, int] = TILE, *, slices: int = 1) -> int:
+def num_blocks(layer: Layer, pass_: Pass, batch_size: int, tile: tuple[int, int] = TILE) -> int:
     """
-    Return the blocks of a pass as an implicit product: one per tile of the result and slice of its depth.
+    Return the blocks of a pass as an implicit product: one per tile of the result.
 
     The phases of a strided dgrad and the groups of a convolution share one grid.  The products of attention depend on
     each other and are several launches: the one with most FLOP represents them.
 
     Args:
         tile: Rows and columns of a tile; see `on_sms.first_grid`.
-        slices: Slices of the product's depth (split-K).
 
     Returns:
         int: Blocks; 0 for a pass without a matrix product.
@@ -52,7 +52,7 @@ def num_blocks(layer: Layer, pass_: Pass, batch_size: int, tile: tuple[int, int]
         49
     """
     grid = products(layer, pass_, batch_size)
-    return slices * sum(gemm.count * tiles(gemm.m, tile[0]) * tiles(gemm.n, tile[1]) for gemm in grid)
+    return sum(gemm.count * tiles(gemm.m, tile[0]) * tiles(gemm.n, tile[1]) for gemm in grid)
 
 
 def winograd_blocks(
@@ -84,11 +84,7 @@ def winograd_blocks(
 
 def largest_batch(blocks: Blocks, most: int, limit: int) -> int:
     """Return the largest batch size up to `limit` with at most `most` blocks; 0 if even one sample has more."""
-    low, high = 0, limit + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if blocks(middle) <= most else (low, middle)
-    return low
+    return bisect.bisect_right(range(1, limit + 1), most, key=blocks)
 
 
 def products(layer: Layer, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:

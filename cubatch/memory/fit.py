@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable
 
 from cubatch.checks import MAX_BATCH_SIZE, check_batch_size
@@ -52,14 +53,13 @@ def largest(work: Workload, limit: int, target: int | None = None) -> int:
         single = plan(work, 1)
         raise DoesNotFit(str(work.spec), str(work.device), single.total, limit, work.mode, single.largest_tensor)
     # The bytes alive are a cheap lower bound of any placement: bisect on those, then step down.
-    size = _bisect(bound, limit, 1)
-    low = 1
-    while size > low:
+    size = _bisect(bound, limit)
+    while size > 1:
         laid_out = plan(work, size)
         if laid_out.total <= limit:
             break
         fixed = laid_out.fixed_bytes
-        size = max(low, min(size - 1, int(size * (limit - fixed) / (laid_out.total - fixed))))
+        size = max(1, min(size - 1, int(size * (limit - fixed) / (laid_out.total - fixed))))
     return size if size == MAX_BATCH_SIZE else _climb(fits, size)
 
 
@@ -80,17 +80,12 @@ def limit_bytes(memory: int | str, device: Device) -> int:
     return size
 
 
-def _bisect(cost: Callable[[int], int], limit: int, low: int) -> int:
-    """Return the largest batch size whose cost is within the limit; `low` fits, and the cost never falls."""
-    high = low
+def _bisect(cost: Callable[[int], int], limit: int) -> int:
+    """Return the largest batch size whose cost is within the limit; 1 fits, and the cost never falls."""
+    high = 1
     while high < MAX_BATCH_SIZE and cost(high) <= limit:
-        low, high = high, min(2 * high, MAX_BATCH_SIZE)
-    if cost(high) <= limit:
-        return high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if cost(middle) <= limit else (low, middle)
-    return low
+        high = min(2 * high, MAX_BATCH_SIZE)
+    return bisect.bisect_right(range(high + 1), limit, high // 2, key=cost) - 1
 
 
 def _climb(fits: Callable[[int], bool], size: int) -> int:

@@ -211,7 +211,7 @@ def test_a_grid_is_that_of_the_law_times_the_slices(h, c, k, n, blocks_per_sm):
     layer = Conv2d(h=h, w=h, c=4 * c, k=4 * k, r=3, s=3, pad=1)
     found = grid_of(layer, Pass.FPROP, FPROP, n, device=V100, blocks_per_sm=blocks_per_sm)
     slices = ranking.slices(problem_of(layer, Pass.FPROP, n, "float32"), FPROP, V100)
-    assert (found.slices, found.blocks) == (slices, num_blocks(layer, Pass.FPROP, n, slices=slices))
+    assert (found.slices, found.blocks) == (slices, slices * num_blocks(layer, Pass.FPROP, n))
     assert found.busiest_sm_blocks == -(-found.blocks // 80)
     if blocks_per_sm:
         assert found.waves == -(-found.blocks // (80 * blocks_per_sm))
