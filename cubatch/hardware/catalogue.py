@@ -62,14 +62,13 @@ def find(name: str) -> Device:
     """
     if not isinstance(name, str):
         raise InvalidArgument("device", name, "a name")
-    key = _key(name)
-    slug = _slugs().get(key)
-    if slug is not None:
-        return _devices()[slug]
-    sharing = _shared().get(key)
-    if sharing:
-        raise InvalidArgument("device", name, "one of " + ", ".join(sharing), "Several devices go by that name.")
-    raise UnknownName("device", name, _suggestions(), "`cubatch devices` lists those of the catalog.")
+    named = sharing(name)
+    if not named:
+        raise UnknownName("device", name, _suggestions(), "`cubatch devices` lists those of the catalog.")
+    if len(named) > 1:
+        slugs = ", ".join(device.slug for device in named)
+        raise InvalidArgument("device", name, f"one of {slugs}", "Several devices go by that name.")
+    return named[0]
 
 
 def sharing(name: str) -> tuple[Device, ...]:
@@ -80,9 +79,7 @@ def sharing(name: str) -> tuple[Device, ...]:
         >>> [found.slug for found in sharing("NVIDIA GeForce RTX 3060")]
         ['rtx-3060-8gb', 'rtx-3060-12gb']
     """
-    key = _key(name)
-    slugs = (_slugs()[key],) if key in _slugs() else _shared().get(key, ())
-    return tuple(_devices()[slug] for slug in slugs)
+    return tuple(_devices()[slug] for slug in _named().get(_key(name), ()))
 
 
 def board(
@@ -129,21 +126,15 @@ def _devices() -> Mapping[str, Device]:
 
 
 @cache
-def _slugs() -> dict[str, str]:
-    return {_key(text): slug for slug, facts in _tables().items() for text in _spellings(slug, facts)}
-
-
-@cache
-def _shared() -> dict[str, tuple[str, ...]]:
+def _named() -> dict[str, tuple[str, ...]]:
+    """Return the catalogue's names of the devices that go by a name; a name that one device has alone counts first."""
     shared: dict[str, tuple[str, ...]] = {}
+    alone: dict[str, tuple[str, ...]] = {}
     for slug, facts in _tables().items():
         for text in facts.get("shared_names", ()):
             shared[_key(text)] = (*shared.get(_key(text), ()), slug)
-    return shared
-
-
-def _spellings(slug: str, facts: Mapping[str, Any]) -> tuple[str, ...]:
-    return (slug, facts["name"], *facts.get("aliases", ()))
+        alone |= dict.fromkeys(map(_key, (slug, facts["name"], *facts.get("aliases", ()))), (slug,))
+    return shared | alone
 
 
 def _suggestions() -> list[str]:

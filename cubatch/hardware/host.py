@@ -12,8 +12,6 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import attrs
-
 from cubatch.units import parse_bytes
 
 ROOT = Path("/")
@@ -23,18 +21,12 @@ _THROTTLED_SHARE = 0.02  # of the periods: a step in a period whose quota is use
 _FEWEST_PERIODS = 10  # mostly of 100 ms: among fewer a single one weighs too much
 
 
-@attrs.frozen
-class _Files:
-    """Names of a controller's files in one version of the cgroup interface."""
-
-    limits: tuple[str, ...]
-    usage: str
-    idle_cache: str = ""
-
-
-_MEMORY_V1 = _Files(("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file")
+# By version of the cgroup interface: the files with the limits of memory and its usage, and the key of the idle cache.
 # Above "high" no process is killed: a process that needs more waits until the kernel has reclaimed it elsewhere.
-_MEMORY_V2 = _Files(("memory.max", "memory.high"), "memory.current", "inactive_file")
+_MEMORY = {
+    1: (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file"),
+    2: (("memory.max", "memory.high"), "memory.current", "inactive_file"),
+}
 
 
 def cpu_name(root: Path = ROOT) -> str:
@@ -174,12 +166,12 @@ def _groups(root: Path, controller: str) -> Iterator[tuple[Path, int]]:
 
 
 def _left(group: Path, version: int) -> int | None:
-    files = _MEMORY_V1 if version == 1 else _MEMORY_V2
-    written, usage = [read_text(group / name).strip() for name in files.limits], read_text(group / files.usage).strip()
+    names, usage_name, idle_cache = _MEMORY[version]
+    written, usage = [read_text(group / name).strip() for name in names], read_text(group / usage_name).strip()
     limits = [int(text) for text in written if text.isdigit() and int(text) < _UNLIMITED_BYTES]
     if not limits or not usage.isdigit():
         return None
-    idle = re.search(rf"^{files.idle_cache} ([0-9]+)$", read_text(group / "memory.stat"), re.MULTILINE)
+    idle = re.search(rf"^{idle_cache} ([0-9]+)$", read_text(group / "memory.stat"), re.MULTILINE)
     return min(limits) - int(usage) + (int(idle[1]) if idle else 0)
 
 
