@@ -88,8 +88,6 @@ class Network:
     name: str = field(default="network", validator=_check_name)
     weights: Mapping[str, Mapping[str, Any]] = field(factory=dict, eq=False, repr=False)
     nodes: tuple[Node, ...] = field(init=False, eq=False, repr=False)
-    # Names of the layers whose output depends on parameters.
-    _trained: frozenset[str] = field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         h, w, c = self.input_shape
@@ -113,12 +111,20 @@ class Network:
             )
         _check_weights(nodes, self.weights)
         object.__setattr__(self, "nodes", nodes)
-        object.__setattr__(self, "_trained", _trained(nodes))
 
     @functools.cached_property
     def parameters(self) -> int:
         """Number of trainable parameters."""
         return sum(node.layer.parameters for node in self.nodes)
+
+    @functools.cached_property
+    def _trained(self) -> frozenset[str]:
+        """Names of the layers whose output depends on a parameter."""
+        trained: set[str] = set()
+        for node in self.nodes:
+            if node.layer.parameter_shapes or trained.intersection(node.inputs):
+                trained.add(node.name)
+        return frozenset(trained)
 
     @property
     def output_shape(self) -> Extents:
@@ -183,14 +189,6 @@ def _check_weights(nodes: Sequence[Node], weights: Mapping[str, Mapping[str, Any
                 raise InvalidSpec(f"weights[{layer!r}][{name!r}]", array, "an array", "numpy.array() makes one.")
             if tuple(array.shape) != known[layer][name]:
                 raise InvalidSpec(f"weights[{layer!r}][{name!r}]", array.shape, f"of shape {known[layer][name]}")
-
-
-def _trained(nodes: Sequence[Node]) -> frozenset[str]:
-    trained: set[str] = set()
-    for node in nodes:
-        if node.layer.parameter_shapes or trained.intersection(node.inputs):
-            trained.add(node.name)
-    return frozenset(trained)
 
 
 def _connect(input_shape: Extents, layers: Sequence[Layer]) -> tuple[Node, ...]:

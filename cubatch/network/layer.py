@@ -192,15 +192,11 @@ class Layer:
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the layer as a plain mapping, in the form of a spec file; defaults are left out."""
-        fields = attrs.fields(type(self))
-        given = {a.name: getattr(self, a.name) for a in fields}
-        untouched = type(self)(**{a.name: given[a.name] for a in fields if a.default is attrs.NOTHING})
-        changed = {name: value for name, value in given.items() if value != getattr(untouched, name)}
-        required = {a.name: given[a.name] for a in fields if a.default is attrs.NOTHING}
-        own = {a.name for a in fields} - {"name", "inputs", "h", "w", "c"}
-        order = ["name", "inputs", "h", "w", "c", *(a.name for a in fields if a.name in own)]
-        facts = changed | required
-        return {"type": self.type} | {name: _written(name, facts[name]) for name in order if name in facts}
+        given = {each.name: getattr(self, each.name) for each in attrs.fields(type(self))}
+        required = {a.name: given[a.name] for a in attrs.fields(type(self)) if a.default is attrs.NOTHING}
+        untouched = type(self)(**required)
+        facts = {k: value for k, value in given.items() if k in required or value != getattr(untouched, k)}
+        return {"type": self.type} | {name: _written(name, value) for name, value in facts.items()}
 
     def __str__(self) -> str:
         facts = ", ".join(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import tomllib
@@ -65,7 +66,8 @@ def load_spec(path: str | Path) -> Spec:
     if not isinstance(path, str | os.PathLike):
         raise InvalidSpec("spec file", path, "a str or os.PathLike that names a .toml or .json file")
     path = Path(path)
-    readers: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": _parsed_json}
+    parsed_json = functools.partial(json.loads, object_pairs_hook=_distinct)
+    readers: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": parsed_json}
     if path.suffix.lower() not in readers:
         raise InvalidSpec("spec file", str(path), "a .toml or .json file")
     if files.is_special(path):  # a pipe would block
@@ -84,12 +86,8 @@ def load_spec(path: str | Path) -> Spec:
     return from_mapping(mapping, name=printable(os.fsencode(path.stem).decode(errors="replace")))
 
 
-def _parsed_json(text: str) -> Any:
-    """Parse JSON; raise ValueError for a duplicate key in an object, whose first value would be lost."""
-    return json.loads(text, object_pairs_hook=_distinct)
-
-
 def _distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object; raise ValueError for a duplicate key, whose first value would be lost."""
     values = dict(pairs)
     if len(values) < len(pairs):
         raise ValueError(f"a key stands twice in an object: {', '.join(key for key, _ in pairs)}")
