@@ -14,9 +14,10 @@ from collections.abc import Sequence
 
 import attrs
 import numpy as np
-from numpy.typing import NDArray
 
 from cubatch.errors import InvalidArgument
+from cubatch.estimate.predictions import UNSCALED, Scales
+from cubatch.estimate.vendor.algorithms import Array
 from cubatch.hardware import arithmetic as device_arithmetic
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.kernels import attention_launches, winograd_plan
@@ -28,8 +29,6 @@ from cubatch.kernels.workspace.misc import merged_tiles
 from cubatch.network.layer import Layer
 from cubatch.network.layers import Attention
 from cubatch.network.passes import Pass
-
-Array = NDArray[np.float64]
 
 LAUNCH_SECONDS = 3e-6
 """Time between the starts of two short kernels on a stream; an assumption."""
@@ -55,8 +54,7 @@ def pass_seconds(
     device: Device,  # a GPU of known num_sms, compute_capability, clock_hz and peak_bytes_per_second
     dtype: str,
     *,
-    compute: float = 1.0,  # compute, memory: factors on the time of arithmetic and of bytes, from anchors of this GPU
-    memory: float = 1.0,
+    scales: Scales = UNSCALED,  # compute, memory: factors on the time of arithmetic and of bytes, from anchors
     more: int = 0,  # further elements per sample that the pass moves for fused layers
     # whether the pass belongs to a training step. Its forward pass stores attention's weights, and batch norm uses the
     # statistics of the batch
@@ -96,9 +94,8 @@ def pass_seconds(
     if device.clock_hz is None or device.peak_bytes_per_second is None:
         raise InvalidArgument("device", str(device), "a GPU whose boost clock and bandwidth are known")
     if isinstance(layer, Attention):  # has launches between its products
-        scales = {"compute": compute, "memory": memory}
         return _attention_seconds(
-            layer, pass_, batch_sizes, device, dtype, saves=saves, by_sums=summed, more=more, **scales
+            layer, pass_, batch_sizes, device, dtype, saves=saves, by_sums=summed, more=more, scales=scales
         )
     seconds, names, grids = [], [], []
     for n in batch_sizes:
@@ -109,14 +106,14 @@ def pass_seconds(
             peak = device_arithmetic.peak_flops_per_second(device, dtype) or math.inf
             bytes_seconds = moved * BYTES_PER_ELEMENT[dtype] / device.peak_bytes_per_second
             floor = max(layer.pass_flops(pass_, n) / peak, bytes_seconds)
-            seconds.append(memory * floor / MOVED_SHARE + launches * LAUNCH_SECONDS * bool(moved))
+            seconds.append(scales.memory * floor / MOVED_SHARE + launches * LAUNCH_SECONDS * bool(moved))
             names.append("bytes")
             grids.append(0)
             continue
         again = n * _outputs(layer) if pass_ is Pass.WGRAD and "b" in layer.parameter_shapes else 0
-        per_second = device.peak_bytes_per_second / BYTES_PER_ELEMENT[dtype] / memory
+        per_second = device.peak_bytes_per_second / BYTES_PER_ELEMENT[dtype] / scales.memory
         times, share = _measured(device, product.kernel.family)
-        longest = max(compute * times * product.seconds, moved / per_second / share)
+        longest = max(scales.compute * times * product.seconds, moved / per_second / share)
         if summed:
             elements, launches = _sums_of_norm(layer, pass_, n, product)
             longest += elements / per_second / MOVED_SHARE + launches * LAUNCH_SECONDS
@@ -158,12 +155,10 @@ def was_timed(device: Device) -> bool:
 
 
 def moved_seconds(
-    elements: int, batch_sizes: Sequence[int], device: Device, dtype: str, *, memory: float = 1.0
+    elements: int, batch_sizes: Sequence[int], device: Device, dtype: str, *, scales: Scales = UNSCALED
 ) -> tuple[Array, tuple[str, ...], Array]:
     """
     Predict the seconds of a launch that only moves `elements` elements per sample, such as a sum of gradients.
-
-    `memory` is a factor on the seconds of moving bytes.
 
     Returns:
         As `pass_seconds`: seconds, "bytes" as the kernel name, and 0 blocks, per batch size.
@@ -173,7 +168,7 @@ def moved_seconds(
         >>> [round(float(seconds), 6) for seconds in moved_seconds(750, [1, 1000], card, "float32")[0]]
         [7e-06, 0.004003]
     """
-    per_second = (device.peak_bytes_per_second or math.inf) / BYTES_PER_ELEMENT[dtype] / memory
+    per_second = (device.peak_bytes_per_second or math.inf) / BYTES_PER_ELEMENT[dtype] / scales.memory
     seconds = np.array([n * elements / per_second / MOVED_SHARE + LAUNCH_SECONDS for n in batch_sizes])
     return seconds, ("bytes",) * len(seconds), np.zeros(len(seconds))
 
@@ -213,18 +208,17 @@ def _attention_seconds(
     saves: bool,
     by_sums: bool,
     more: int,
-    compute: float,
-    memory: float,
+    scales: Scales,
 ) -> tuple[Array, tuple[str, ...], Array]:
     """
     Return for each batch size the seconds of all launches of an attention pass, and name and blocks of the longest one.
 
     The arguments are those of `pass_seconds`; the first projection moves the `more` elements.
     """
-    per_second = (device.peak_bytes_per_second or math.inf) / BYTES_PER_ELEMENT[dtype] / memory
+    per_second = (device.peak_bytes_per_second or math.inf) / BYTES_PER_ELEMENT[dtype] / scales.memory
     clocks_per_second = device.clock_hz or math.inf
     projected = [
-        pass_seconds(linear, pass_, batch_sizes, device, dtype, compute=compute, memory=memory, more=extra)
+        pass_seconds(linear, pass_, batch_sizes, device, dtype, scales=scales, more=extra)
         for linear, extra in zip(layer.projections, (more, 0), strict=True)
     ]
     seconds, names, grids = [], [], []
@@ -233,7 +227,7 @@ def _attention_seconds(
         for launch in attention_launches.launches(layer, pass_, n, dtype, device, saves=saves, by_sums=by_sums):
             peak = device_arithmetic.peak_flops_per_second(device, launch.rated) or math.inf
             times, share = _measured(device, launch.family) if launch.family else (1.0, 1.0)
-            arithmetic = compute * times * max(launch.clocks / clocks_per_second, launch.flops / peak)
+            arithmetic = scales.compute * times * max(launch.clocks / clocks_per_second, launch.flops / peak)
             moving = launch.moved / per_second / (share if launch.flops else MOVED_SHARE)
             parts.append((max(arithmetic, moving) + LAUNCH_SECONDS, launch.name, launch.blocks))
         _, name, blocks = max(parts)

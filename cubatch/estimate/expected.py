@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 
 from cubatch.estimate import roofline
-from cubatch.estimate.predictions import Scales, StepPrediction
+from cubatch.estimate.predictions import UNSCALED, Scales, StepPrediction
 from cubatch.estimate.step import predict_step
 from cubatch.hardware import arithmetic
 from cubatch.hardware.facts import Device
@@ -66,15 +66,15 @@ def predicted(work: Workload, batch_sizes: Sequence[int]) -> StepPrediction | No
     return step_of(work, batch_sizes)
 
 
-def step_of(work: Workload, batch_sizes: Sequence[int], scales: Scales | None = None) -> StepPrediction:
+def step_of(work: Workload, batch_sizes: Sequence[int], scales: Scales = UNSCALED) -> StepPrediction:
     """
     Return the predicted time of a step and its passes at each batch size.
 
-    Times of the GPU are multiplied by the factors in `scales`; None: 1.
+    Times of the GPU are multiplied by the factors in `scales`.
     """
     step = predict_step(
         work.spec, batch_sizes, work.device, mode=work.mode, dtype=work.dtype, library=_model(work.library),
-        scales=scales or Scales(),
+        scales=scales,
     )  # fmt: skip
     return recomputed(step, work.spec) if work.is_recomputed else step
 

@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 
 from cubatch.estimate.host_launches import HOST_SECONDS, launched
-from cubatch.estimate.predictions import ModelNote, Part, PassPrediction, Scales, StepPrediction, step_sd
+from cubatch.estimate.predictions import UNSCALED, ModelNote, Part, PassPrediction, Scales, StepPrediction, step_sd
 from cubatch.estimate.vendor.algorithms import Array
 from cubatch.estimate.vendor.vendor_calls import EXTENTS, Call
 from cubatch.estimate.vendor.vendor_model import vendor_parts
@@ -78,7 +78,7 @@ def predict_operators(
     batch_sizes: Sequence[int],
     device: Device,
     *,
-    scales: Scales | None = None,  # factors on the GPU's times; None: 1
+    scales: Scales = UNSCALED,  # factors on the GPU's times
 ) -> TracedPrediction:
     """
     Return the predicted seconds of a traced step at each batch size.
@@ -102,7 +102,7 @@ def predict_operators(
     ]
     chosen = [places.index(i) for i in range(len(distinct))]
     notes: list[ModelNote] = []
-    part, unseen = _part([(first[i], series[i]) for i in chosen], sizes, device, scales or Scales(), notes)
+    part, unseen = _part([(first[i], series[i]) for i in chosen], sizes, device, scales, notes)
     repeats = [each.repeats for each in first]
     counts = np.bincount(places, weights=repeats, minlength=len(distinct)).astype(float)
     kernels: Array = counts @ part.seconds
@@ -156,13 +156,13 @@ def between(known: Sequence[int], values: Array, sizes: Array) -> Array:
 
 
 def _piecewise(
-    traced: Mapping[int, Sequence[Operator]], batch_sizes: Sequence[int], device: Device, scales: Scales | None
+    traced: Mapping[int, Sequence[Operator]], batch_sizes: Sequence[int], device: Device, scales: Scales
 ) -> TracedPrediction:
     """
     Return the predicted step with times interpolated between traced sizes, each of which is predicted by itself.
 
     This is for steps whose operators differ between batch sizes, as of a module with a loop over samples. `scales` are
-    factors on the GPU's times; None: 1.
+    factors on the GPU's times.
     """
     known, sizes = sorted(traced), np.array(batch_sizes, float)
     singles = [predict_operators({n: traced[n]}, [n], device, scales=scales) for n in known]

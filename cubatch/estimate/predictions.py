@@ -27,6 +27,9 @@ class Scales:
     memory: float = 1.0  # factor on the time of bytes
 
 
+UNSCALED = Scales()
+
+
 @attrs.frozen(eq=False)
 class PassPrediction:
     """Predicted time of one pass of one layer, at each batch size."""

@@ -14,6 +14,7 @@ from cubatch.estimate.host_launches import HOST_SECONDS, launched
 from cubatch.estimate.predictions import (
     BYTES_SD,
     NEVER_SEEN_SD,
+    UNSCALED,
     ModelNote,
     Part,
     PassPrediction,
@@ -52,7 +53,7 @@ def predict_step(
     dtype: str = "float32",
     # "vendor" (cuDNN and cuBLAS), "torch" (the same, launched by PyTorch layer by layer) or "cubatch"
     library: str = "vendor",
-    scales: Scales | None = None,  # factors on the GPU's times, from anchors; None: 1
+    scales: Scales = UNSCALED,  # factors on the GPU's times, from anchors
     experimental: Collection[str] = (),  # experimental ways to run cubatch kernels: see `Model`
 ) -> StepPrediction:
     """
@@ -85,7 +86,7 @@ def predict_step(
     if has_tensor_cores(device, dtype) is None:
         raise InvalidArgument("device", str(device), f"a GPU of which is known whether its Tensor Cores take {dtype}")
     names = runnable(check_experimental(experimental), dtype, device)
-    scales, passes = scales or Scales(), scheduled_passes(spec, mode, "cubatch", names)
+    passes = scheduled_passes(spec, mode, "cubatch", names)
     if library != "cubatch":  # each layer is a separate call
         passes = tuple(Scheduled(node, pass_, runs=True, more=0) for node, pass_ in layer_passes(spec, mode))
     distinct: dict[Work, int] = {}
@@ -132,11 +133,11 @@ def _cubatch_part(
     notes: list[ModelNote], saves: bool,
 ) -> Part:  # fmt: skip
     nothing = np.zeros(len(batch_sizes)), (FUSED,) * len(batch_sizes), np.zeros(len(batch_sizes))
-    facts: dict[str, Any] = {"compute": scales.compute, "memory": scales.memory, "saves": saves}
+    facts: dict[str, Any] = {"scales": scales, "saves": saves}
     rows = [
         cubatch_kernels.pass_seconds(layer, pass_, batch_sizes, device, dtype, **facts, more=more, summed=summed)
         if runs
-        else cubatch_kernels.moved_seconds(more, batch_sizes, device, dtype, memory=scales.memory)
+        else cubatch_kernels.moved_seconds(more, batch_sizes, device, dtype, scales=scales)
         if more
         else nothing
         for layer, pass_, runs, more, summed in work

@@ -135,7 +135,7 @@ def test_scales_stretch_arithmetic_bytes_and_nothing_else():
     product, norm = Linear(c=4096, k=4096), BatchNorm2d(h=56, w=56, c=256)
 
     def took(layer, **scales):
-        return pass_seconds(layer, Pass.FPROP, [1024], V100, "float32", **scales)[0][0] - LAUNCH_SECONDS
+        return pass_seconds(layer, Pass.FPROP, [1024], V100, "float32", scales=Scales(**scales))[0][0] - LAUNCH_SECONDS
 
     assert took(product, compute=1.5) == pytest.approx(1.5 * took(product))
     assert took(product, memory=1.5) == pytest.approx(took(product))

@@ -192,7 +192,7 @@ def test_our_own_kernels_are_asked_of_themselves(monkeypatch, dtype):
     for (node, pass_), found in zip(layer_passes(net, "training"), step.passes, strict=True):
         slope = 28 * 28 * 64 if node.layer.c == 28 * 28 * 64 and pass_ is Pass.DGRAD else 0
         times, names, blocks = pass_seconds(
-            node.layer, pass_, [8, 64], V100, dtype, compute=1.5, memory=2.0, more=slope
+            node.layer, pass_, [8, 64], V100, dtype, scales=options["scales"], more=slope
         )
         if isinstance(node.layer, ReLU | Flatten):
             times, names = 0 * times, ("fused", "fused")
