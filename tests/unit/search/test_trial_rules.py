@@ -98,10 +98,10 @@ def test_a_latency_limit_is_closed_in_upon_in_a_few_trials() -> None:
 
 
 def test_a_size_beyond_the_latency_limit_shows_where_it_lies() -> None:
-    """The limit is expected at 600: the nearest candidate is tried."""
+    """The limit is expected at 780: the nearest candidate is tried."""
     read = along(line, 1, 8, 64, 512)
-    found = view(read, ladder=[640, 768, 1024], goal=Goal(latency_limit=line(600)))
-    assert trial_rules.bisect(found) == [640]
+    found = view(read, ladder=[640, 768, 1024], goal=Goal(latency_limit=line(780)))
+    assert trial_rules.bisect(found) == [768]
 
 
 def test_a_latency_limit_is_nothing_without_one_or_without_a_size_above_it() -> None:
