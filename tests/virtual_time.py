@@ -1,5 +1,5 @@
 """
-Searches on virtual time: steps run for real, but last as long as a formula says.
+Searches on virtual time: one step of each timing runs for real, but lasts as long as a formula says.
 
 A search then takes the same decisions on a busy host as on an idle one, and ends after few steps.
 """
@@ -12,6 +12,7 @@ import attrs
 
 from cubatch.frameworks import module_runner, pinned_instances
 from cubatch.measure import clocks, remote
+from cubatch.measure.stopwatch import Stopwatch
 
 COMPILE_SECONDS = 1.0  # of a graph that PyTorch compiles
 
@@ -21,13 +22,18 @@ def step_seconds(batch_size):
     return 0.01 * (1 + batch_size / 32)
 
 
-def install(monkeypatch):
-    """Have all searches of this process measure virtual seconds, also those whose steps run in a worker."""
-    now, graphs, time_host, time_remote = 0.0, None, clocks.HostClock._time_steps, remote._RemoteClock.time
+def install(monkeypatch, seconds=step_seconds):
+    """
+    Have all searches of this process measure virtual seconds, also those whose steps run in a worker.
 
-    def let_pass(seconds):
+    `seconds` returns those of a step by its batch size; a reference step takes those of size 0.
+    """
+    now, graphs, prepared = 0.0, None, 0
+    prepare, time_host, time_remote = Stopwatch._prepare, clocks.HostClock._time_steps, remote._RemoteClock.time
+
+    def let_pass(passed):
         nonlocal now
-        now += seconds
+        now += passed
 
     def compile_clock():
         nonlocal graphs
@@ -35,24 +41,31 @@ def install(monkeypatch):
         let_pass(COMPILE_SECONDS * max(0, graphs - (graphs if before is None else before)))
         return now
 
+    def preparing(stopwatch, batch_size):
+        nonlocal prepared
+        prepared = batch_size
+        prepare(stopwatch, batch_size)
+
     def on_host(clock, step, repeats):
-        time_host(clock, step, repeats)
-        seconds = step_seconds(getattr(getattr(step, "__self__", None), "_batch_size", 0))  # 0: the reference
-        let_pass(repeats * seconds)
-        return seconds
+        time_host(clock, step, 1)
+        is_reference = clock._reference is not None and step == clock._reference[0]
+        taken = seconds(0 if is_reference else prepared)
+        let_pass(repeats * taken)
+        return taken
 
     def in_worker(clock, step, repeats):
-        reading = time_remote(clock, step, repeats)
-        seconds = {"seconds": step_seconds(clock._runner._batch_size)}
+        reading = time_remote(clock, step, 1)
+        taken = {"seconds": seconds(prepared)}
         if reading.reference_before_seconds is not None:
-            seconds |= dict.fromkeys(("reference_before_seconds", "reference_after_seconds"), step_seconds(0))
-        let_pass(repeats * sum(seconds.values()))
-        return attrs.evolve(reading, **seconds)
+            taken |= dict.fromkeys(("reference_before_seconds", "reference_after_seconds"), seconds(0))
+        let_pass(repeats * sum(taken.values()))
+        return attrs.evolve(reading, **taken)
 
+    monkeypatch.setattr(Stopwatch, "_prepare", preparing)
     monkeypatch.setattr(clocks.HostClock, "_time_steps", on_host)
     monkeypatch.setattr(remote._RemoteClock, "time", in_worker)
     monkeypatch.setattr(pinned_instances, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(module_runner, "time", SimpleNamespace(monotonic=compile_clock))
     for clock in (clocks.HostClock, remote._RemoteClock):
         monkeypatch.setattr(clock, "now", lambda _: now)
-        monkeypatch.setattr(clock, "sleep", lambda _, seconds: let_pass(seconds))
+        monkeypatch.setattr(clock, "sleep", lambda _, passed: let_pass(passed))

@@ -21,8 +21,10 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 from cubatch import worker
+from cubatch.measure import remote
 
 ROOT = Path(__file__).parents[2]
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
@@ -39,11 +41,11 @@ def _fork(files, **facts):
         return int(channel.recv(100))
 
 
-def run_script(script, folder, environment):
-    """Run a script as `python SCRIPT` in a folder does, and return its exit code, output and errors."""
+def run_script(script, folder, environment, arguments):
+    """Run a script as `python SCRIPT ARGUMENT...` in a folder does, and return its exit code, output and errors."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err, Path(os.devnull).open() as nothing:
         files = [each.fileno() for each in (nothing, out, err)]
-        pid = _fork(files, environment=environment, folder=str(folder), script=script)
+        pid = _fork(files, environment=environment, folder=str(folder), script=[script, *arguments])
         _, status = os.waitpid(pid, 0)
         for file in (out, err):
             file.seek(0)
@@ -115,7 +117,10 @@ def serve():
     with FakeTensorMode():  # which imports much
         torch.zeros(1)
     assert len(list(Path("/proc/self/task").iterdir())) == 1  # no thread is there after a fork
-    channel = socket.socket(fileno=0)
+    _serve(socket.socket(fileno=0))
+
+
+def _serve(channel):
     while True:
         message, files, *_ = socket.recv_fds(channel, 1 << 20, 3)
         if not message:
@@ -147,6 +152,13 @@ def _work(channel, files, *, environment, folder, parent, script):
         sys.argv = ["worker", str(parent)]
         worker.main()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    sys.argv, sys.path[:0] = [script], [folder]
-    runpy.run_path(script, run_name="__main__")
+    own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if not os.fork():  # forks the workers of the script
+        own.close()
+        _serve(other)
+    other.close()
+    _server.append(own)
+    remote.subprocess = SimpleNamespace(**vars(subprocess) | {"Popen": start})
+    sys.argv, sys.path[:0] = script, [str(Path(script[0]).absolute().parent)]
+    runpy.run_path(script[0], run_name="__main__")
     sys.exit()

@@ -26,13 +26,20 @@ def build():
 """
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A file that PyTorch wrote, which takes seconds."""
+    return export(Small(), tmp_path_factory.mktemp("model") / "model.onnx", torch.randn(2, *SHAPE))
+
+
 @pytest.mark.parametrize("snippet", [one for one in SNIPPETS if one.needs and not one.marker], ids=str)
-def test_a_snippet_works_as_printed(snippet, tmp_path):
+def test_a_snippet_works_as_printed(snippet, tmp_path, request):
     """On the CPU; `model.onnx` is a small network that PyTorch wrote, the modules of users are small, too."""
     if absent := missing(snippet.needs):
         pytest.skip(f"{absent[0]} is not installed")
     if "model.onnx" in snippet.text:
-        export(Small(), tmp_path / "model.onnx", torch.randn(2, *SHAPE))
+        for path in request.getfixturevalue("model").parent.iterdir():
+            shutil.copy(path, tmp_path)
     shutil.copy(Path(__file__).with_name("snippet_project.py"), tmp_path / "my_project.py")
     (tmp_path / "my_models.py").write_text(MY_MODELS, encoding="utf-8")
     is_forked = snippet.needs <= {"onnx", "onnxruntime", "torch"}  # others start processes that read the script again

@@ -1,6 +1,8 @@
 """
 The snippets of README.md and docs/, and how they run: the very text, in a folder and a cache of its own, on the CPU.
 
+Searches of one process measure virtual time, so that a budget of seconds passes at once.
+
 A comment right before a block says where it runs, or with what:
 
     <!-- tune -->, <!-- tests -->    in .ci/run, which reads these two commands from README.md
@@ -31,12 +33,17 @@ ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = (README, *sorted((ROOT / "docs").rglob("*.md")))
 JUDGE = {"tune", "tests"}
-# Runs a script in a folder with an environment; returns its exit code, output and errors.
-RunScript = Callable[[str, Path, dict[str, str]], tuple[int, str, str]]
+# Runs a script in a folder with an environment and arguments; returns its exit code, output and errors.
+RunScript = Callable[..., tuple[int, str, str]]
 _FENCE = re.compile(r"(?:<!-- ([\w :]+) -->\n)?^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _AT_HAND = {"cubatch", "numpy", "my_project", *sys.stdlib_module_names}  # my_project is written where it is needed
 _LENIENT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+_HEAD = """from types import SimpleNamespace
+from tests import virtual_time
+virtual_time.install(SimpleNamespace(setattr=setattr))
+"""
 _COMMAND = f"""#!{sys.executable}
+{_HEAD}
 import sys
 from cubatch.cli import app
 from cubatch.engine import data
@@ -72,8 +79,16 @@ class Snippet:
     @property
     def commands(self) -> list[list[str]]:
         """The words of each cubatch command of a shell block."""
-        lines = self.text.replace("\\\n", " ").splitlines()
-        return [shlex.split(line)[1:] for line in lines if line.startswith("cubatch ")]
+        return [shlex.split(line)[1:] for line in self._lines if line.startswith("cubatch ")]
+
+    @property
+    def has_commands_only(self) -> bool:
+        """Whether each line is a cubatch command, without operators of the shell."""
+        return not set(self.text) & set("|&;<>$`") and all(line.startswith("cubatch ") for line in self._lines)
+
+    @property
+    def _lines(self) -> list[str]:
+        return self.text.replace("\\\n", " ").splitlines()
 
     def __str__(self) -> str:
         return f"{self.page}: {self.text.strip().splitlines()[0]}"
@@ -95,7 +110,7 @@ def run(
     """
     Run a snippet in a folder, where `cubatch` is the one under test, and return its output; it must succeed.
 
-    `run_script` runs one in Python instead of a new interpreter.
+    `run_script` runs Python, or cubatch commands alone, instead of a new interpreter.
     """
     shutil.copytree(ROOT / "tests/data/mnist-sample", folder / "mnist")
     command = folder / "bin" / "cubatch"
@@ -111,9 +126,11 @@ def run(
     if snippet.language == "console":
         return _compare(snippet.text, folder, environment)
     if snippet.language == "python":
-        (folder / "snippet.py").write_text(snippet.text, encoding="utf-8")
-        if run_script is not None:
-            return _checked(snippet.text, *run_script("snippet.py", folder, environment))
+        (folder / "snippet.py").write_text(_HEAD + snippet.text, encoding="utf-8")
+    if run_script is not None and (snippet.language == "python" or snippet.has_commands_only):
+        script, calls = ("snippet.py", [[]]) if snippet.language == "python" else ("bin/cubatch", snippet.commands)
+        done = [run_script(script, folder, environment, words) for words in calls]
+        return "".join(_checked(snippet.text, *each) for each in done)
     default = ("bash", "-euc", snippet.text) if snippet.language == "sh" else (sys.executable, "snippet.py")
     return _output(program or default, folder, environment)
 
