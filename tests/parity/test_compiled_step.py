@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import pytest
 
@@ -94,12 +92,15 @@ def test_a_step_of_a_rival_is_built_and_warmed_up(name, mode, monkeypatch):
 
     def built(module, x, labels, dtype, compile_mode):
         made.append((module, x, labels))
-        step = functools.cache(torch_step(module, x, labels, dtype, compile_mode))  # 16 bits are slow on a CPU
+        step = torch_step(module, x, labels, dtype, compile_mode)
         return lambda: calls.append(step())
+
+    def small():
+        return torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(4), torch.nn.Flatten(), torch.nn.Linear(48, 1000))
 
     monkeypatch.setattr(torch_network, "torch_step", built)
     monkeypatch.setattr(training.rivals, "set_precision", lambda *_, **__: None)
-    training._binder(torch, training._builder(name), Step(name, mode, 2, "bfloat16"), "eager", device="cpu")()
+    training._binder(torch, small, Step(name, mode, 2, "bfloat16"), "eager", device="cpu")()
     ((module, x, labels),) = made
     stored = torch.bfloat16 if mode == "inference" else torch.float32
     assert {parameter.dtype for parameter in module.parameters()} == {x.dtype} == {stored}
