@@ -285,35 +285,6 @@ def test_without_a_gpu_the_error_says_so_and_what_works(run, options, monkeypatc
     assert "--dry-run --device NAME" in err
 
 
-def test_a_cpu_is_refused(run):
-    """There are no kernels for it."""
-    code, _, err = run(*GEMM_OPTIONS, "--device", "cpu")
-    assert code == 2
-    assert "--device must be a GPU" in err
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("gemm", "--m", 3), ("gemm", "--m", 0, "--n", 1, "--k", 1), ("conv", "--h", 3), ("model",), ("dream",),
-        (*GEMM_OPTIONS, "--layout", "tt"), (*GEMM_OPTIONS, "--dtype", "float64"), ("model", "resnet50", "--pass", "x"),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_wrong_arguments_exit_with_two(run, arguments):
-    """A script can tell its own mistakes from failures."""
-    code, out, err = run(*arguments)
-    assert (code, out) == (2, "")
-    assert err
-
-
-def test_a_figure_that_cannot_be_drawn_is_refused_before_measuring(run, tmp_path):
-    """By its ending."""
-    code, _, err = run(*GEMM_OPTIONS, "--plot", tmp_path / "f.txt")
-    assert code == 2
-    assert ".png" in err
-
-
 def test_what_the_memory_cannot_hold_is_refused_before_anything_is_reserved():
     """Operands of 112 GiB on a GPU of 16 GiB: an error with both numbers, for planning as for timing."""
     v100 = catalogue.find("v100-sxm2-16gb")

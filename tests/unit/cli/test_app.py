@@ -21,71 +21,6 @@ from tests.unit import golden
 ROOT = Path(cubatch.__file__).parent.parent
 
 
-@pytest.mark.usefixtures("autotune")
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["tune"], ["tune", "mlp", "--mode", "sleeping"], ["tune", "mlp", "--batch-sizes", "32;64"],
-        ["tune", "mlp", "--batch-sizes", ""], ["tune", "mlp", "--budget", "long"],
-        ["tune", "mlp", "--fresh", "--no-store"], ["tune", "mlp", "--fresh", "--store", "x.db"],
-        ["tune", "mlp", "--input-shape", "28,28"], ["tune", "net.toml", "--classes", "3"], ["nothing"],
-        ["store", "nothing"], ["memory", "mlp", "--batch-size", "1.5"],
-    ],
-    ids=" ".join,
-)  # fmt: skip
-def test_wrong_arguments_exit_with_two(run, arguments):
-    """A script can tell its own mistakes from failures."""
-    code, out, err = run(*arguments)
-
-    assert (code, out) == (2, "")
-    assert err
-    assert "Traceback" not in err
-
-
-@pytest.mark.usefixtures("autotune")
-@pytest.mark.parametrize(
-    ("arguments", "words", "exits"),
-    [
-        (["tune", "resnet5"], "resnet50", 2),
-        (["tune", "missing.toml"], "missing.toml", 2),
-        (["memory", "mlp", "--batch-size", "0"], "--batch-size must be", 2),
-        (["memory", "mlp", "--memory", "a lot"], "a lot", 2),
-        (["memory", "mlp", "--device", "titan x"], "titan-x-pascal", 2),
-        (["occupancy", "--threads", "2000", "--registers", "32", "--device", "t4"], "--threads must be", 2),
-        (["candidates", "resnet50", "--memory-limit", "1MiB", "--device", "t4"], "does not fit", 1),
-        (["store", "show", "7", "--store", "no-such.db"], "7", 1),
-        (["memory", "mlp", "--device", "nonsense"], "`cubatch devices` lists", 2),
-        (["occupancy", "nonsense", "--device", "t4"], "`cubatch kernels` lists", 2),
-    ],
-    ids=str,
-)
-def test_an_error_of_ours_is_one_clear_message_in_the_options_words(run, arguments, words, exits):
-    """On stderr, without a traceback and with nothing on stdout; 2 if the request makes no sense, else 1."""
-    code, out, err = run(*arguments, "--json", "-")
-
-    assert (code, out) == (exits, "")
-    assert words in err
-    assert "Traceback" not in err
-    assert err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["memory", "mlp", "--device", "t4", "--memory", ""],
-        ["study", "memory-rules", "", "--device", "t4"],
-        ["bench", "gemm", "--m", "8", "--n", "8", "--k", "8", "--dry-run", "--device", ""],
-    ],
-    ids=lambda arguments: arguments[0],
-)
-def test_what_is_empty_is_not_what_was_left_out(run, tmp_path, monkeypatch, arguments):
-    """As of a variable of a script that is not set: a default in its place would answer another question."""
-    monkeypatch.chdir(tmp_path)
-    code, out, err = run(*arguments)
-    assert (code, out, list(tmp_path.iterdir())) == (2, "", [])
-    assert "''" in err
-
-
 def test_messages_name_options_instead_of_python_arguments(run, tmp_path):
     """Also in remedies; the key of a file keeps its name, although an option has the same."""
     code, _, err = run("tune", "none.onnx", "--library", "onnxruntime", "--device", "cpu")
@@ -98,25 +33,6 @@ def test_messages_name_options_instead_of_python_arguments(run, tmp_path):
     assert (code, "input_shape must be" in err, "--input-shape" in err) == (2, True, False)
     code, _, err = run("memory", "mnist-cnn", "--input-shape", "0,28,1", "--device", "t4")
     assert (code, "--input-shape must be" in err) == (2, True)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["memory", "mlp", "--batch-size", "x"], "'--batch-size': a whole number is needed"),
-        (["tune", "mlp", "--tolerance", "x"], "'--tolerance': a number is needed"),
-        (["tune", "mlp", "--seed", "-1"], "'--seed': at least 0 is needed"),
-        (["tune", "mlp", "--mode", "train"], "'--mode': 'train' is not one of"),
-        (["tune"], "Missing argument 'MODEL'"),
-    ],
-)
-def test_a_bad_value_is_answered_in_plain_words(run, arguments, says):
-    """Not in those of the library that reads the command line."""
-    code, _, err = run(*arguments)
-    assert code == 2
-    assert says in err
-    assert "Input should" not in err
-    assert "Value error" not in err
 
 
 SLEEPER = """

@@ -58,12 +58,6 @@ def test_options_are_those_of_autotune(run, fleet):
     assert fleet["store"] is False
 
 
-def test_stores_exclude_each_other(run, fleet):
-    """As for `tune`."""
-    assert run(*ASKED, "--no-store", "--fresh")[0] == 2
-    assert not fleet
-
-
 def test_what_a_cluster_refuses_is_a_line(run, monkeypatch):
     """On stderr, with the exit code of an argument that makes no sense."""
 

@@ -87,9 +87,6 @@ def test_memory_of_a_target_is_that_of_training_beside_the_sum(run):
     # A formula of memory knows nothing of what divides 32: beside it the plan's 32 would tell of no error.
     assert "The largest batch that divides 32 whose step fits in 1.00 GiB, by the plan: 32." in out
     assert "max batch formula" not in out
-    code, _, err = run(*arguments, "--target-batch-size", "30")
-    assert code == 2
-    assert "--target-batch-size must be a multiple of the batch size, 8" in err
 
 
 def test_a_mode_that_is_asked_for_stands_alone(run):
@@ -176,23 +173,3 @@ def test_the_largest_batch_is_computed_once_for_each_mode(run, monkeypatch):
     found = json.loads(run("memory", "mlp", "--device", "t4", "--memory", "1GiB", "--json", "-")[1])["modes"]
     assert sizes == [facts["max_batch_size"] for facts in found.values()]
     assert sizes == [facts["rules_of_thumb"][-1]["computed"] for facts in found.values()]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("mlp", "--batches", "a:b"), "--batches is for --library torch, not auto"),
-        (("mlp", "--library", "torch", "--input-shape", "8,8,3"), "package.module:name of a function"),
-        (("a:b", "--library", "torch"), "needs exactly one of these options"),
-        (("a:b", "--library", "torch", "--batches", "a:c", "--loader", "a:d"), "exclude each other"),
-        (("a:b", "--library", "torch", "--batches", "a:c", "--recompute"), "leave out --recompute"),
-        (("mlp", "--device", "t4,t5"), "t5"),
-        (("mlp", "--device", "t4,l4", "--prices", "nowhere.toml"), "--prices"),
-        (("mlp", "--device", "t4,l4", "--prices", "t4=free"), "--prices"),
-        (("mlp", "--limit", "much"), "much"),
-    ],
-)
-def test_options_that_make_no_sense_are_rejected(run, arguments, says):
-    """With the option or the value, and nothing on stdout."""
-    code, out, err = run("memory", *arguments)
-    assert (code, out, says in err) == (2, "", True), err

@@ -174,31 +174,6 @@ def test_the_picture_holds_the_cliffs_and_the_marks(monkeypatch, tmp_path):
     assert {text.get_text() for text in axes.texts} >= {"32", "40", "48", "64", "80", "128"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ((), "KERNEL"),
-        (("--threads", 256), "--registers"),
-        ((FPROP, "--threads", 256), "--threads"),
-        ((*NUMBERS, "--batch-size", 4), "--model"),
-        ((*NUMBERS, *GO), "KERNEL"),
-        ((FPROP, "--layer", "conv1"), "--model"),
-        ((FPROP, "--input-shape", "8,8,3"), "--input-shape needs --model"),
-        ((FPROP, "--classes", 10), "--classes needs --model"),
-        ((*NUMBERS, "--plot", "a.png"), "--sweep"),
-        ((FPROP, "--sweep", "batch-size"), "--model"),
-        ((FPROP, *GO), "--batch-size"),
-        ((FPROP, *GO, "--blocks", 4), "exclude"),
-        ((*NUMBERS, "--sweep", "warps"), "warps"),
-    ],
-)
-def test_options_that_do_not_go_together_are_wrong_arguments(run, arguments, said):
-    """Exit code 2, and the message says what is missing."""
-    code, out, err = run(*arguments, *V100)
-    assert (code, out) == (2, "")
-    assert said in err
-
-
 def test_a_gpu_whose_facts_are_not_known_is_refused(monkeypatch, run):
     """Without its compute capability nothing can be said; the error names what is missing."""
     monkeypatch.setattr(probe, "resolve", lambda *_, **__: Device(name="Riddle"))

@@ -81,42 +81,6 @@ def test_input_shape_and_classes_make_the_network(run):
     assert json.loads(out)["spec"] == models.build("mnist-cnn", input_shape=(64, 64, 3), classes=7).to_mapping()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ((), "--device"),
-        ((*V100, "--devices", "t4"), "--devices"),
-        (("--devices", "t4,p4", "--explain"), "--explain"),
-        ((*V100, "--batch-sizes", "8,many"), "--batch-sizes"),
-        ((*V100, "--objective", "energy"), "energy"),
-        ((*V100, "--library", "im2col"), "im2col"),
-        ((*V100, "--dtype", "float8"), "float8"),
-    ],
-)
-def test_options_that_make_no_sense_are_wrong_arguments(run, arguments, said):
-    """Exit code 2, nothing on stdout, and the option named."""
-    code, out, err = run("lenet5", *arguments)
-    assert (code, out) == (2, "")
-    assert said in err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"), [(("--memory-limit", "1KiB"), "1.00 KiB"), (("--anchors", "nowhere.json"), "nowhere.json")]
-)
-def test_what_makes_sense_and_cannot_be_done_is_code_1(run, arguments, said):
-    """Memory that nothing fits into, a file that is not there: another machine might answer."""
-    code, out, err = run("lenet5", *V100, *arguments)
-    assert (code, out) == (1, "")
-    assert said in err
-
-
-@pytest.mark.parametrize("option", ["--json", "--plot"])
-def test_files_that_cannot_be_written_are_refused_before_anything_is_predicted(run, asked, option):
-    """Forty GPUs take a while, and all of it would be lost."""
-    code, _, err = run("lenet5", *V100, option, "nowhere/a.png")
-    assert (code, "nowhere" in err, asked) == (2, True, [])
-
-
 # --- one GPU ------------------------------------------------------------------------------------------------------
 
 
@@ -273,8 +237,6 @@ def test_prices_give_what_a_million_samples_cost(run):
     assert "per million" in out
     _, both, _ = run(*arguments, "--prices", "a40=0.7", "--json", "-")  # given again for more, as files of --anchors
     assert set(json.loads(both)["cost_per_million_samples"]) == {"t4", "a40"}
-    for wrong in (("--device", "t4", "--prices", "t4=1"), ("--devices", "t4", "--prices", "cheap")):
-        assert run("lenet5", *wrong)[0] == 2
 
 
 # --- pictures -----------------------------------------------------------------------------------------------------

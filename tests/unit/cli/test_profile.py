@@ -94,20 +94,3 @@ def test_it_is_drawn(run, tmp_path, sizes):
     text = path.read_text()
     assert text.lstrip().startswith("<?xml")
     assert len(text) > 5000
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("mlp", "--batch-size", "0"), "--batch-size must be a whole number of at least 1"),
-        (("mlp", "--batch-size", "two"), "--batch-size takes whole numbers"),
-        (("mlp", "--budget", "0"), "budget"),
-        (("mlp", "--device", "v100-sxm2-16gb"), "v100"),
-        (("mlp", "--plot", "x.bmp"), "plot file"),
-    ],
-)
-def test_what_makes_no_sense_is_refused_by_name(run, arguments, message):
-    """Before anything is measured, with the field and what it takes."""
-    code, out, err = run("profile", *arguments)
-    assert (code != 0, out) == (True, "")
-    assert message in err

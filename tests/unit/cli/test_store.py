@@ -18,13 +18,6 @@ def test_a_missing_store_lists_nothing_and_clears_nothing(run, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_clear_needs_a_number_or_all(run, tmp_path):
-    """`store clear` alone deletes nothing."""
-    code, _, err = run("store", "clear", "--store", tmp_path / "store.db")
-    assert code == 2
-    assert "--all" in err
-
-
 def test_clearing_all_runs_also_clears_kernel_choices(run, tmp_path):
     """Clearing one run leaves them, since all runs share them."""
     path, beside = tmp_path / "store.db", tmp_path / "store-kernels.sqlite3"

@@ -87,29 +87,6 @@ def test_a_killed_study_goes_on(run, tmp_path, virtual):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (("powers-of-three",), 2, "powers-of-three"),
-        (("powers-of-two", "mlp", "--max-batch-size", "4"), 2, "--max-batch-size"),
-        (("powers-of-two", "mlp", "--out", "/no/such/folder"), 2, "--out"),
-        (("powers-of-two", "mlp", "--device", "v100-sxm2-16gb"), 1, "v100"),
-        (("powers-of-two", "mlp", "--data", "mnist"), 2, "--data"),
-        (("generalisation", "--device", "cpu"), 2, "--data"),
-        (("generalisation", "--data", "no-such-folder"), 1, "no-such-folder"),
-        (("generalisation", "--download"), 2, "--download"),
-        (("generalisation", "--mode", "inference"), 2, "--mode"),
-        (("waves", "mlp", "--device", "cpu", "--max-batch-size", "8"), 2, "mlp"),
-    ],
-)
-def test_what_makes_no_sense_is_refused_by_name(run, tmp_path, monkeypatch, arguments, code, message):
-    """Before anything is measured, with what is wrong."""
-    monkeypatch.chdir(tmp_path)
-    found, out, err = run("study", *arguments)
-    assert (found, out) == (code, "")
-    assert message in err
-
-
-@pytest.mark.parametrize(
     ("name", "modes"),
     [
         ("small-batch-floor", ["inference"]),

@@ -92,16 +92,6 @@ def test_train_auto_tunes_for_training_and_takes_the_answer(run, autotune, train
     assert json.loads(out)["epochs"][0]["test_accuracy"] == 0.98
 
 
-def test_training_on_a_cpu_in_16_bits_is_refused_before_anything_is_done(run, autotune, train):
-    """A CPU takes float32 only; the error names the dtype and what would do."""
-    code, _, err = run("train", "mnist-cnn", "--data", "here", "--device", "cpu", "--dtype", "bfloat16")
-
-    assert code == 2
-    assert "bfloat16" in err
-    assert "float32" in err
-    assert not hasattr(train, "options")
-
-
 @pytest.mark.usefixtures("autotune")
 def test_interrupted_training_shows_the_epochs_that_are_done(run, train):
     """Ctrl-C loses the model, not what was learnt about it."""
@@ -197,15 +187,6 @@ def test_a_run_that_is_kept_goes_on_with_its_batch_size_and_is_not_tuned_again(r
     assert "c.npz ends after epoch 1 and 2 steps, in batches of 48" in err
 
 
-@pytest.mark.parametrize("option", ["--save", "--checkpoint", "--weights"])
-def test_a_file_of_another_kind_is_refused_before_anything_is_done(run, train, option, tmp_path):
-    """In the words of the option."""
-    code, _, err = run("train", "mnist-cnn", "--data", "here", "--batch-size", "8", option, tmp_path / "w.pt")
-    assert code == 2
-    assert ".safetensors or .npz" in err
-    assert not hasattr(train, "options")
-
-
 def test_steps_are_told_where_no_bar_is_drawn(run, train, monkeypatch):
     """A line now and then with epoch, loss and accuracy."""
     lines = []
@@ -214,11 +195,3 @@ def test_steps_are_told_where_no_bar_is_drawn(run, train, monkeypatch):
     train.stepped(Step(1, 9, 1, 2.30259, None))
     train.stepped(Step(5, 9, 2, 0.5, 0.9876))
     assert lines == ["epoch 1 of 3, loss 2.3026", "epoch 2 of 3, loss 0.5000, test accuracy 98.76 %"]
-
-
-def test_weights_and_the_run_are_two_files(run, train, tmp_path):
-    """One file for both would be overwritten at the end, and be no checkpoint any more."""
-    path = tmp_path / "a.safetensors"
-    code, _, err = run("train", "mlp", "--data", tmp_path, "--batch-size", 4, "--save", path, "--checkpoint", path)
-    assert code == 2
-    assert "two files" in err

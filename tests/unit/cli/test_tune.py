@@ -57,16 +57,6 @@ def test_quick_is_a_budget_of_ten_seconds(run, autotune):
     assert "--budget 10" in " ".join(run("tune", "--help")[1].split())
 
 
-@pytest.mark.parametrize("budget", ["20", "10", "60"])
-def test_quick_and_a_budget_are_refused_by_name(run, autotune, budget):
-    """Which of two was meant is not guessed, not even where they agree or the budget is the usual one."""
-    code, out, err = run("tune", "mlp", "--quick", "--budget", budget)
-
-    assert (code, out) == (2, "")
-    assert "--quick and --budget exclude each other" in " ".join(err.split())
-    assert autotune.options is None
-
-
 @pytest.mark.parametrize(
     ("options", "store"),
     [
@@ -117,17 +107,6 @@ def test_json_plot_and_report_go_to_their_files_and_the_table_stays(run, tmp_pat
     assert all(f"wrote {path}" in err for path in files[1:])
 
 
-@pytest.mark.parametrize("option", ["--json", "--plot", "--report"])
-def test_a_file_that_cannot_be_written_is_refused_before_measuring(run, autotune, tmp_path, option):
-    """A minute of measuring must not be lost to a typing error in a path."""
-    code, out, err = run("tune", "mlp", option, tmp_path / "nowhere" / "f.png")
-
-    assert (code, out) == (2, "")
-    assert option in err
-    assert "nowhere" in err
-    assert autotune.options is None
-
-
 def test_an_error_while_tuning_exits_with_one(run, autotune):
     """Errors from the depths take the same way out."""
     autotune.error = NothingMeasured("every size ran out of memory", "Free some.")
@@ -174,10 +153,3 @@ def test_interrupted_before_anything_was_measured_exits_with_130(run, autotune):
     autotune.error = KeyboardInterrupt()
 
     assert run("tune", "mlp")[:2] == (130, "")
-
-
-def test_a_report_is_html(run, tmp_path):
-    """Another suffix would promise another format; it is refused before anything is measured."""
-    code, _, err = run("tune", "mlp", "--report", str(tmp_path / "a.pdf"))
-    assert (code, list(tmp_path.iterdir())) == (2, [])
-    assert ".html" in err

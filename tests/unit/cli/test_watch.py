@@ -118,14 +118,6 @@ def test_a_gpu_that_is_lost_says_so_beneath_the_others(run, library):
     assert "GPU 0 (a slice): nvmlDeviceGetMemoryInfo failed with NVML status 15" in " ".join(out.split())
 
 
-@pytest.mark.parametrize("arguments", [("--interval", -1), ("--interval", "nan"), ("--seconds", "inf")])
-def test_times_that_are_none_are_refused(run, library, arguments):
-    """By the option's name and its value."""
-    code, _, err = run("watch", *arguments)
-    assert code == 2
-    assert arguments[0] in err
-
-
 def test_on_a_terminal_each_look_takes_the_place_of_the_one_before(library, monkeypatch):
     """Live, and at the end the last one stays."""
     main, other = pty.openpty()
