@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
-import warnings
-from unittest import mock
 
 import torch
 
-
-@contextlib.contextmanager
-def registering_nothing():
-    """Import torchvision, of which a build for GPUs cannot register shapes with a PyTorch for CPUs."""
-    with (
-        warnings.catch_warnings(),
-        mock.patch.object(torch.library, "register_fake", return_value=lambda function: function),
-    ):
-        warnings.simplefilter("ignore")
-        yield
-
+from tests.parity.beside_torchvision import registering_nothing
 
 with registering_nothing():  # Lightning's metrics import torchvision
     import lightning as L  # noqa: N812 - as Lightning's own pages have it

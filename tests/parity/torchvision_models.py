@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from unittest import mock
-
 import numpy as np
 import pytest
 
@@ -11,9 +9,9 @@ from cubatch.engine.network import Model
 from cubatch.hardware import probe
 
 torch = pytest.importorskip("torch")
-# torchvision registers shapes of operators for detection, which a build of it for GPUs cannot load beside a PyTorch
-# for CPUs; no model here has one.
-with mock.patch.object(torch.library, "register_fake", return_value=lambda function: function):
+from tests.parity.beside_torchvision import registering_nothing  # noqa: E402
+
+with registering_nothing():
     models = pytest.importorskip("torchvision.models")
 
 torch.set_num_threads(1)

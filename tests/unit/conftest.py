@@ -1,4 +1,4 @@
-"""A clock that only measurements advance, a machine without other load, and kernels that are not compiled."""
+"""A clock that only measurements advance, a machine without other load, kernels that are not compiled, and others."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from cubatch.measure import clocks
 from cubatch.measure.callable_runner import CallableRunner
 from cubatch.measure.network_runner import NetworkRunner
 from cubatch.measure.runner import Reading
+from tests.unit.bench_fakes import World, enter
 
 
 class VirtualClock(clocks.HostClock):
@@ -65,3 +66,9 @@ def recorded(monkeypatch):
     """Plans have the figures recorded with the sources; compiling hundreds of kernels takes minutes."""
     monkeypatch.setattr(nvrtc, "candidates", lambda: ())
     bench_results._figures.cache_clear()
+
+
+@pytest.fixture
+def world(monkeypatch):
+    """A world of NumPy kernels in the place of cubatch's."""
+    return enter(World(), monkeypatch)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from cubatch.measure.goal import Goal
-from cubatch.measure.records import Candidate, Measured
+from cubatch.measure.records import Candidate, Measured, Timing
 from cubatch.search.loop import Search
 from tests.fakes import Curve, FakeDevice, FakeRunner
-from tests.unit.situations import POWERS
+from tests.unit.situations import POWERS, record
 
 LATENCY = Goal(objective="latency", tolerance=0.05)
 
@@ -21,6 +21,11 @@ def line(n: int) -> float:
 def falling(n: int) -> float:
     """Throughput falls by a third with every octave."""
     return 0.001 * n**1.5
+
+
+def rising() -> dict[int, float | list[Timing]]:
+    """Read once each: the throughput rises to the end, and what lies between is unknown."""
+    return {n: record(n, line(n), visits=1) for n in (1, 8, 64, 512)}
 
 
 def go(device: FakeDevice, sizes: tuple[int, ...] = POWERS, **more: Any) -> tuple[FakeRunner, Measured]:

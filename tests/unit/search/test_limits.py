@@ -14,6 +14,7 @@ from cubatch.measure.records import Candidate, Measured, Timing
 from cubatch.tuning import answer
 from cubatch.tuning.store import Run
 from tests.fakes import Fails, FakeDevice, affine
+from tests.unit.search.searching import line
 from tests.unit.search.walking import (
     FLAT,
     RISES,
@@ -158,11 +159,6 @@ def test_a_larger_budget_reconsiders_what_one_slow_timing_put_above_the_latency_
             measured = go(FakeDevice(lambda _: 0.009), given(8), goal=goal, earlier=kept, keeper=run, budget=budget)
             run.finish()
         assert statuses(measured) == {8: status}
-
-
-def line(n: int) -> float:
-    """A step of 64 ms and 1 ms a sample."""
-    return 0.064 + 0.001 * n
 
 
 def names(reason: str, *sizes: int | None) -> bool:

@@ -9,12 +9,8 @@ import numpy as np
 import pytest
 
 from cubatch.measure.goal import Goal
+from tests.unit.search.searching import line
 from tests.unit.situations import along, record, view
-
-
-def line(n: int) -> float:
-    """A step of 64 ms and 1 ms a sample: size 64 has half of the throughput that there is."""
-    return 0.064 + 0.001 * n
 
 
 def probabilities(found) -> dict[int, float]:

@@ -11,7 +11,7 @@ from cubatch.measure.goal import Goal
 from cubatch.measure.records import Timing
 from cubatch.search import trial_rules
 from tests.fakes import FakeDevice, affine, cliff
-from tests.unit.search.searching import LATENCY, go, line
+from tests.unit.search.searching import LATENCY, go, rising
 from tests.unit.search.walking import seek, share_of_best
 from tests.unit.situations import POWERS, record, view
 
@@ -19,11 +19,6 @@ from tests.unit.situations import POWERS, record, view
 
 
 CHEAP: dict[str, Any] = {"ladder": (*POWERS, 1024), "seconds_of_trial": lambda n, step: step}
-
-
-def rising() -> dict[int, float | list[Timing]]:
-    """Read once each: the throughput rises to the end, and what lies between is unknown."""
-    return {n: record(n, line(n), visits=1) for n in (1, 8, 64, 512)}
 
 
 def test_learn_visits_what_promises_most_for_its_seconds() -> None:

@@ -11,22 +11,11 @@ import numpy as np
 import pytest
 
 from cubatch.measure.goal import Goal
-from cubatch.measure.records import STATUSES, Outcome, Timing
+from cubatch.measure.records import STATUSES, Outcome
 from cubatch.search.state import SearchState
 from cubatch.search.verdicts import judge_sizes
+from tests.unit.search.searching import LATENCY, falling, line, rising
 from tests.unit.situations import POWERS, along, record, view
-
-LATENCY = Goal(objective="latency", tolerance=0.05)
-
-
-def line(n: int) -> float:
-    """A step of 64 ms and 1 ms a sample."""
-    return 0.064 + 0.001 * n
-
-
-def falling(n: int) -> float:
-    """Throughput falls by a third with every octave."""
-    return 0.001 * n**1.5
 
 
 def outcomes(state: SearchState) -> dict[int, Outcome]:
@@ -157,11 +146,6 @@ def test_far_beyond_a_plateau_nothing_is_ruled_out() -> None:
         {"looked_at": False},
     )
     assert found[96].stop_reason == "from batch size 4 to 32 nothing is gained, so nothing is expected beyond"
-
-
-def rising() -> dict[int, float | list[Timing]]:
-    """1024 promises more than 512, which is the best that was read."""
-    return {n: record(n, line(n), visits=1) for n in (1, 8, 64, 512)}
 
 
 def test_what_could_be_better_and_is_not_affordable_is_not_run() -> None:
