@@ -84,22 +84,37 @@ def test_ranks_train_to_the_losses_of_one(ranks, cuts):
     assert_within(losses("float64", ranks, cuts), want, growth * rough, label=f"{ranks} ranks")
 
 
-def test_the_batch_of_two_devices_is_twice_that_of_one():
-    """What a run says of itself: devices, the batch of one and of all; every epoch has been told."""
-    epochs, steps = [], []
-    run = train(SMALL, batch_size=40, devices=TWO, epochs=2, progress=epochs.append, stepped=steps.append)
+def test_the_batch_of_two_devices_is_twice_that_of_one(tmp_path):
+    """
+    What a run says of itself: devices, the batch of one and of all; every epoch has been told.
+
+    Its checkpoint is of its devices: with others it is refused by name.
+    """
+    epochs, steps, kept = [], [], tmp_path / "kept.npz"
+    ask = functools.partial(train, SMALL, epochs=2, checkpoint=kept)
+    run = ask(batch_size=40, devices=TWO, progress=epochs.append, stepped=steps.append)
     assert (run.devices, run.batch_size, run.target_batch_size) == (2, 40, 80)
     assert list(run.epochs) == epochs
     assert len(steps) == 2 * 800 // 80
     assert run.epochs[-1].loss < run.epochs[0].loss
+    with pytest.raises(cb.InvalidArgument, match=r"^batch_size must be 40"):
+        ask(batch_size=80, device="cpu")
+    with pytest.raises(cb.InvalidArgument, match=r"^shares must be \[40, 40\], as .* was begun with, got \[80\]"):
+        ask(batch_size=40, target_batch_size=80, device="cpu")
 
 
-def test_devices_that_are_not_alike_have_shares():
-    """60 and 20 samples of a step of 80: the losses of one rank, but for the order of sums (as above)."""
-    found, network = [], models.build("mnist-cnn")
-    train(network, batch_size=[60, 20], devices=TWO, stepped=lambda step: found.append(step.loss))
+def test_devices_that_are_not_alike_have_shares_and_go_on_with_them(tmp_path):
+    """
+    60 and 20 samples of a step of 80: the losses of one rank, but for the order of sums (as above).
+
+    Where no batch size is given it is the kept one of each, and the run that ended is given back.
+    """
+    found, network, kept = [], models.build("mnist-cnn"), tmp_path / "kept.npz"
+    ask = functools.partial(train, network, devices=TWO, checkpoint=kept)
+    first = ask(batch_size=[60, 20], stepped=lambda step: found.append(step.loss))
     rough = np.abs(losses("float32") - losses("float64")).max()
     assert_within(np.array(found), losses("float32"), 2 * math.sqrt(80 * 784) * rough, label="shares")
+    assert ask() == first
 
 
 def test_a_run_of_two_devices_goes_on_to_the_bit(tmp_path):
@@ -120,23 +135,6 @@ def test_a_run_of_two_devices_goes_on_to_the_bit(tmp_path):
     for layer, arrays in one.items():
         for name, array in arrays.items():
             assert np.array_equal(array, other[layer][name]), (layer, name)
-
-
-def test_one_device_does_not_go_on_with_the_run_of_two(tmp_path):
-    """A checkpoint is of its devices: with others it is refused by name."""
-    kept = tmp_path / "kept.npz"
-    train(SMALL, batch_size=40, devices=TWO, checkpoint=kept)
-    with pytest.raises(cb.InvalidArgument, match=r"^batch_size must be 40"):
-        train(SMALL, batch_size=80, device="cpu", checkpoint=kept)
-    with pytest.raises(cb.InvalidArgument, match=r"^shares must be \[40, 40\], as .* was begun with, got \[80\]"):
-        train(SMALL, batch_size=40, target_batch_size=80, device="cpu", checkpoint=kept)
-
-
-def test_devices_that_are_not_alike_go_on_with_the_shares_that_they_had(tmp_path):
-    """Where no batch size is given it is the kept one of each, and the run that ended is given back."""
-    kept = tmp_path / "kept.npz"
-    first = train(SMALL, batch_size=[30, 10], devices=TWO, checkpoint=kept)
-    assert train(SMALL, devices=TWO, checkpoint=kept) == first
 
 
 @pytest.mark.parametrize(
@@ -168,9 +166,16 @@ def test_two_devices_are_tuned_as_one(tmp_path, monkeypatch):
     """
     An answer per device, what sharing costs, and both in the JSON and the reasons.
 
-    A rerun answers from the store, without any rank, the exchange too.
+    Ctrl-C while devices exchange hands out the answer as `partial`.  A rerun goes on from the store, the exchange too,
+    and the next needs no rank.
     """
+    with monkeypatch.context() as stopped:
+        stopped.setattr(network_subject, "_exchange_seconds", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt) as stop:
+            tune(store=tmp_path / "kept")
+    assert stop.value.is_kept
     result = tune(store=tmp_path / "kept")
+    assert (result.batch_size, result.measurements) == (stop.value.partial.batch_size, stop.value.partial.measurements)
     found = result.data_parallel
     assert result.batch_size in {8, 32}
     assert found.batch_size == result.batch_size
@@ -214,21 +219,6 @@ def test_an_answer_whose_exchange_is_not_known_is_handed_out_all_the_same(monkey
     assert asked == [640.0, "closed"]
     assert (found.batch_size, found.data_parallel) == (32, None)
     assert found.reasons[-1].endswith("is not known: measure_exchange() did not come back within 640 s")
-
-
-def test_ctrl_c_while_devices_exchange_hands_the_answer_out(monkeypatch, tmp_path):
-    """It is `partial` of what ends the run, as before the answer; a rerun answers from what was cached."""
-    tune = functools.partial(
-        cb.autotune, SMALL, devices=TWO, mode="training", batch_sizes=[8], budget=20.0, store=tmp_path / "kept"
-    )
-    with monkeypatch.context() as stopped:
-        stopped.setattr(network_subject, "_exchange_seconds", Mock(side_effect=KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt) as stop:
-            tune()
-    assert (stop.value.partial.batch_size, stop.value.is_kept) == (8, True)
-    again = tune()
-    assert again.measurements == stop.value.partial.measurements
-    assert again.data_parallel.batch_size == 8
 
 
 @pytest.mark.parametrize(
