@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -118,18 +119,33 @@ def test_no_item_is_lost_whatever_becomes_of_its_stage(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("line", "message"),
     [
-        [], ["--out", "nowhere/f.json"], ["--stage", "dreams", "--out", "f.json"], ["--dry-run", "--device", "titan"],
-        ["--dry-run", "--only", "("], ["--dry-run", "--seconds", "-5"],
+        ("", "--out"),
+        ("--out nowhere/f.json", "no GPU|no folder"),
+        ("--stage dreams --out f.json", "dreams"),
+        ("--dry-run --device titan", "titan"),
+        ("--dry-run --only (", "unterminated|missing"),
+        ("--dry-run --seconds -5", "--seconds"),
+        ("--dry-run --patience 0.5", "--patience must be at least 1"),
+        ("--dry-run --patience nan", "--patience must be at least 1"),
+        ("--dry-run --patience inf", "--patience must be at least 1"),
+        ("--dry-run --minutes 5", "--minutes goes with --pending"),
+        ("--pending --stage gemm", "--pending goes with"),
+        ("--pending --seconds 60", "--pending goes with"),
+        ("--pending --minutes 0", "--minutes must be positive"),
+        ("--pending --minutes nan", "--minutes must be positive"),
+        ("--pending --out no/such/folder/out.json", "no folder"),
+        ("--pending none.toml", "none.toml"),
+        ("--pending --dry-run --only (", "unterminated|missing"),
     ],
-)  # fmt: skip
-def test_wrong_arguments_exit_with_two(arguments, capsys):
-    """Before anything is run."""
+)
+def test_wrong_options_are_refused(line, message, capsys):
+    """The command names the wrong option, before anything runs."""
     with pytest.raises(SystemExit) as ended:
-        gpu_pass.main(arguments)
+        gpu_pass.main(line.split())
     assert ended.value.code == 2
-    assert capsys.readouterr().err
+    assert re.search(message, capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(

@@ -376,23 +376,3 @@ def test_the_dry_run_needs_no_gpu(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == [each.name for each in LISTED]
     assert not (tmp_path / "none.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--pending", "--stage", "gemm"], "--pending goes with"),
-        (["--pending", "--seconds", "60"], "--pending goes with"),
-        (["--pending", "--minutes", "0"], "--minutes must be positive"),
-        (["--pending", "--minutes", "nan"], "--minutes must be positive"),
-        (["--pending", "--out", "no/such/folder/out.json"], "no folder"),
-        (["--pending", "none.toml"], "none.toml"),
-        (["--pending", "--dry-run", "--only", "("], "unterminated|missing"),
-        (["--dry-run", "--minutes", "5"], "--minutes goes with --pending"),
-    ],
-)
-def test_wrong_options_are_refused(arguments, message, capsys):
-    """The command says which option is wrong, before anything runs."""
-    with pytest.raises(SystemExit):
-        gpu_pass.main(arguments)
-    assert re.search(message, capsys.readouterr().err)
