@@ -142,15 +142,6 @@ def test_the_reference_has_every_public_name():
     assert "--memory-limit" in hook["on_page_markdown"](text_of("reference/commands.md"))
 
 
-def test_the_spec_file_of_the_reference_is_a_network(tmp_path):
-    """Two convolutions that an addition joins; 32 pixels wide, with 16 channels."""
-    (example,) = re.findall(r"```toml\n(name = \"tiny-resnet\".*?)```", text_of("reference/files.md"), re.DOTALL)
-    (tmp_path / "net.toml").write_text(example, encoding="utf-8")
-    network = cubatch.load_spec(tmp_path / "net.toml")
-    assert [layer.type for layer in network.layers] == ["conv2d", "relu", "conv2d", "add"]
-    assert network.output_shape == (32, 32, 16)
-
-
 def json_of(kind):
     """Return an example of JSON of the API page, parsed."""
     (text,) = re.findall(rf"<!-- schema: {kind} -->\n```json\n(.*?)```", text_of("reference/api.md"), re.DOTALL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,29 +20,8 @@ from cubatch.network.layers import LAYERS, Add, Concat, Conv2d, Flatten, GlobalA
 from cubatch.network.passes import Pass
 from cubatch.network.specfile import from_mapping, load_spec
 
-TINY_RESNET = """
-name = "tiny-resnet"
-input_shape = [32, 32, 3]
-[[layers]]
-name = "stem"
-type = "conv2d"
-k = 16
-r = 3
-s = 3
-pad = 1
-[[layers]]
-type = "relu"
-[[layers]]
-name = "branch"
-type = "conv2d"
-k = 16
-r = 3
-s = 3
-pad = 1
-[[layers]]
-type = "add"
-inputs = ["stem", "branch"]
-"""
+REFERENCE = (Path(__file__).parents[3] / "docs/reference/files.md").read_text(encoding="utf-8")
+(TINY_RESNET,) = re.findall(r"```toml\n(name = \"tiny-resnet\".*?)```", REFERENCE, re.DOTALL)
 
 
 def conv(k: int = 4, **values: Any) -> Conv2d:
@@ -146,12 +126,13 @@ def test_numpy_integers_are_integers() -> None:
 
 
 def test_the_contracts_toml_example_loads(tmp_path: Path) -> None:
-    """The example in the documentation is a network of three parametrised nodes and an add."""
+    """The example in the reference is a network: two convolutions that an addition joins."""
     path = tmp_path / "net.toml"
     path.write_text(TINY_RESNET, encoding="utf-8")
     loaded = load_spec(path)
     assert isinstance(loaded, Network)
     assert (loaded.name, loaded.output_shape) == ("tiny-resnet", (32, 32, 16))
+    assert [layer.type for layer in loaded.layers] == ["conv2d", "relu", "conv2d", "add"]
     assert loaded.parameters == (27 * 16 + 16) + (9 * 16 * 16 + 16)
 
 
