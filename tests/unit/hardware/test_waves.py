@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from fractions import Fraction
 
 import pytest
@@ -115,36 +116,26 @@ def test_a_block_may_use_all_that_its_architecture_lets_it_opt_in_to(compute_cap
     assert fails.limiters == ("shared_memory",)
 
 
-@pytest.mark.parametrize("value", [0, 1.5, "8", True])
-@pytest.mark.parametrize("field", ["num_blocks", "blocks_per_sm", "num_sms"])
-def test_waves_refuse_what_is_no_count(field, value):
-    """A bad argument is named with its value."""
-    arguments = {"num_blocks": 4, "blocks_per_sm": 2, "num_sms": 8} | {field: value}
-    num_blocks = arguments.pop("num_blocks")
-    with pytest.raises(InvalidArgument) as caught:
-        waves.count_waves(num_blocks, **arguments)
-    assert (caught.value.field, caught.value.value) == (field, value)
+COUNTS = {"num_blocks": 4, "blocks_per_sm": 2, "num_sms": 8}
+LAUNCH = {"threads_per_block": 128, "registers_per_thread": 32, "shared_bytes_per_block": 1024}
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("call", "arguments", "field", "value"),
     [
-        ("threads_per_block", 1025),
-        ("threads_per_block", 0),
-        ("registers_per_thread", 256),
-        ("registers_per_thread", -1),
-        ("shared_bytes_per_block", -1),
-        ("shared_carveout_bytes", 2**20),
+        *((waves.count_waves, COUNTS, field, value)
+          for field in COUNTS for value in (0, 1.5, "8", True)),
+        *((functools.partial(waves.occupancy, compute_capability=(7, 0)), LAUNCH, field, value)
+          for field, value in (("threads_per_block", 1025), ("threads_per_block", 0), ("registers_per_thread", 256),
+                               ("registers_per_thread", -1), ("shared_bytes_per_block", -1),
+                               ("shared_carveout_bytes", 2**20))),
     ],
-)
-def test_occupancy_refuses_what_no_launch_can_have(field, value):
-    """Values beyond the range of the hardware are errors, not an occupancy of zero."""
-    arguments = {"threads_per_block": 128, "registers_per_thread": 32, "shared_bytes_per_block": 1024} | {field: value}
-
+)  # fmt: skip
+def test_what_no_launch_can_have_is_refused(call, arguments, field, value):
+    """What is no count, or beyond the hardware's range, is an error with its name and value, and no occupancy of 0."""
     with pytest.raises(InvalidArgument) as caught:
-        waves.occupancy(compute_capability=(7, 0), **arguments)
-
-    assert caught.value.field == field
+        call(**arguments | {field: value})
+    assert (caught.value.field, caught.value.value) == (field, value)
 
 
 @given(

@@ -39,10 +39,10 @@ def arrays():
     }
 
 
-def file(tmp_path, found, version=1):
+def file(tmp_path, found):
     """A file of ours with these arrays."""
     path = tmp_path / "w.safetensors"
-    told = {"version": version, "network": "small", "dtype": "float32"}
+    told = {"version": 1, "network": "small", "dtype": "float32"}
     array_file.write(path, found, {"cubatch weights": json.dumps(told)})
     return path
 
@@ -115,25 +115,21 @@ def test_of_many_tensors_that_do_not_fit_the_first_are_named(tmp_path):
     assert len(re.findall(r"\(\d", str(e.value))) == 3
 
 
-def test_a_file_of_a_later_version_is_refused(tmp_path):
-    """Rather than read as what it may not be."""
-    with pytest.raises(InvalidData, match="version 2"):
-        load_weights(NETWORK, file(tmp_path, arrays(), version=2))
-
-
-@pytest.mark.parametrize("told", ["x", "{}", "[]", "3", '{"version": 1}', "[" * 10**5], ids=lambda told: told[:15])
-def test_a_file_that_does_not_say_whose_weights_it_holds_is_refused(tmp_path, told):
-    """Whatever stands in its note, of which ours is a mapping with version and network."""
-    array_file.write(tmp_path / "w.safetensors", arrays(), {array_file.WEIGHTS: told})
-    with pytest.raises(InvalidData, match=r"w\.safetensors: is damaged"):
+@pytest.mark.parametrize(
+    ("kind", "note", "told"),
+    [
+        (array_file.WEIGHTS, '{"version": 2, "network": "small", "dtype": "float32"}', "version 2"),
+        *((array_file.WEIGHTS, note, r"w\.safetensors: is damaged")
+          for note in ("x", "{}", "[]", "3", '{"version": 1}', "[" * 10**5)),
+        (array_file.CHECKPOINT, "{}", r"is a checkpoint, and not only weights\. `cubatch train --checkpoint`"),
+    ],
+    ids=lambda value: value[:15],
+)  # fmt: skip
+def test_a_file_of_another_kind_is_refused(tmp_path, kind, note, told):
+    """A later version, a note that names no weights, and a checkpoint, with the command that reads it."""
+    array_file.write(tmp_path / "w.safetensors", arrays(), {kind: note})
+    with pytest.raises(InvalidData, match=told):
         load_weights(NETWORK, tmp_path / "w.safetensors")
-
-
-def test_a_checkpoint_is_not_taken_for_weights(tmp_path):
-    """It says what does read it."""
-    array_file.write(tmp_path / "run.npz", arrays(), {array_file.CHECKPOINT: "{}"})
-    with pytest.raises(InvalidData, match=r"is a checkpoint, and not only weights\. `cubatch train --checkpoint`"):
-        load_weights(NETWORK, tmp_path / "run.npz")
 
 
 def test_a_network_without_all_weights_cannot_be_saved(tmp_path):

@@ -237,23 +237,12 @@ def test_a_thing_that_is_no_anchor_is_named_by_its_place():
         anchors.read([result(), {"schema": 1}], ASKED)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("{", "not JSON"),
-        (json.dumps(facts(schema=2)), "schema must be 1, got 2"),
-        (json.dumps({"schema": 1, "measurements": []}), "objective is missing"),
-        (json.dumps(facts()).replace("0.02,", "NaN,", 1), "NaN is no JSON number"),
-        (json.dumps(facts()).replace("0.02,", "1e999,", 1), "measurements[1].latency_seconds must be finite, got inf"),
-    ],
-)
-def test_a_file_that_is_no_tuning_result_is_named(tmp_path, text, said):
-    """Also one of another schema."""
+def test_a_file_that_is_no_tuning_result_is_named(tmp_path):
+    """By its path; what such a file may hold is tested with results."""
     path = tmp_path / "tuned.json"
-    path.write_text(text)
-    with pytest.raises(InvalidData, match=r"tuned\.json") as caught:
+    path.write_text(json.dumps(facts()).replace("0.02,", "1e999,", 1))
+    with pytest.raises(InvalidData, match=r"tuned\.json: measurements\[1\]\.latency_seconds must be finite, got inf"):
         read(path)
-    assert said in str(caught.value)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
