@@ -43,9 +43,10 @@ class ModuleFootprint(Shown):
         total: The sum of these parts.
         by_submodule: The bytes of `activations` by the submodule that made them, most first. The name is the one of
             `named_modules`; it is empty for the module itself, the loss and the optimizer.
-        recurrent: Names of LSTM, GRU and RNN layers, whose libraries keep results of all time steps. What oneDNN keeps
-            in training is included. On a CPU, processes gained 0.9 to 1.6 times as much for one LSTM layer in training.
-            It was 0.7 times for three layers, and 1.7 to 2.5 times in inference. What cuDNN keeps is not known.
+        recurrent: Names of LSTM, GRU and RNN layers, whose libraries keep results of all time steps. What oneDNN
+            allocates inside an LSTM is included on a CPU, and what it keeps for the backward pass on a GPU too. In
+            training oneDNN does not write all of it, so that processes on a CPU may gain less. What cuDNN keeps is not
+            known.
     """
 
     name: str

@@ -254,6 +254,7 @@ def walked(
     from torch.nn.utils.stateless import _reparametrize_module
 
     inputs.check_traceable(batch_size)
+    recorded = kind.accumulate if records else None
     # torch.compile skips code that it first sees under a dispatch mode: it would run eagerly from then on.
     stance = getattr(torch.compiler, "set_stance", None)  # since PyTorch 2.6: before, nothing compiled is walked
     # A table that a module makes when it is first needed would be one without data from then on.
@@ -264,7 +265,7 @@ def walked(
         submodules.watch_time_axis(module, batch_size) as time_parts,
         submodules.watched(module) as running,
         _fake_mode(module, device) as mode,
-        _Watch(deadline, running, mode, batches=kind.accumulate if records else None, opaque=opaque) as watch,
+        _Watch(deadline, running, mode, batches=recorded, opaque=opaque, on_cpu=not kind.foreach) as watch,
     ):
         _replace_submodules(module, opaque, watch.called)
         fakes: dict[str, Any] = {}
@@ -387,13 +388,15 @@ class _Watch:
     Adds up the bytes of the tensor storages that are in use, within a limit of CPU time.
 
     `deadline` is the CPU time of the process, in seconds, at which an operation raises TraceTooLong. The operators of
-    the step are recorded only if `batches` is given, the number of batches of an optimizer step.
+    the step are recorded only if `batches` is given, the number of batches of an optimizer step. `on_cpu` is whether
+    the steps are to run on a CPU: the memory that oneDNN takes inside operations then counts.
     """
 
     def __init__(
-        self, deadline: float, running: Running, fakes: Any, *, batches: int | None, opaque: Mapping[str, Opaque]
-    ) -> None:
-        self.deadline, self.batch, self.opaque = deadline, 0, opaque
+        self, deadline: float, running: Running, fakes: Any, *, batches: int | None, opaque: Mapping[str, Opaque],
+        on_cpu: bool,
+    ) -> None:  # fmt: skip
+        self.deadline, self.batch, self.opaque, self._on_cpu = deadline, 0, opaque, on_cpu
         self._fakes = fakes
         self._running, self._batches = running, batches
         self.alive = self.peak = self.operations = self.elements = 0
@@ -485,11 +488,12 @@ class _Watch:
         """Record the storages that an operation writes to by its schema, also if the tensor's version stays."""
         self._written.update(each.untyped_storage() for each in step_operators.changed(operation, arguments, options))
 
-    def workspace(self, operation: Any) -> Any:
-        """Return a tensor of the bytes that an opaque operator takes while it runs; None for others."""
-        given = self.opaque.get(name_of(operation))
+    def workspace(self, operation: Any, arguments: Sequence[Any]) -> Any:
+        """Return a tensor of the bytes that an operator takes while it runs, by `opaque` or oneDNN; None for others."""
+        name = name_of(operation)
+        given = self.opaque.get(name, recurrent_workspace.scratch_bytes(name, arguments) if self._on_cpu else 0)
         with self._mode:
-            return torch.empty(given, dtype=torch.uint8) if isinstance(given, int) else None
+            return torch.empty(given, dtype=torch.uint8) if isinstance(given, int) and given else None
 
     def check_opaque(self) -> None:
         """Raise InvalidArgument if the step did not call an opaque operator or submodule."""
@@ -572,13 +576,13 @@ class _Watch:
                     raise TraceTooLong
                 if torch.is_inference_mode_enabled() and str(func).startswith("aten."):  # composed ones arrive whole
                     with self:
-                        composed = func.decompose(*args, **(kwargs or {}))
+                        composed = _composed(func, args, kwargs or {})
                     if composed is not NotImplemented:
                         return composed
                 watch.operations += 1
                 watch.called.setdefault(name_of(func), _computes(func))
                 watch.write(func, args, kwargs or {})
-                workspace = watch.workspace(func) if watch.opaque else None
+                workspace = watch.workspace(func, args)
                 result = watch.result(func, args, kwargs or {})
                 watch.record(func, args, kwargs or {}, result)
                 for leaf in tree_leaves(result):
@@ -594,6 +598,17 @@ class _Watch:
 
     def __exit__(self, *stop: object) -> None:
         self._mode.__exit__(*stop)
+
+
+def _composed(operation: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """Return the result of an operation that is composed of others, as in eager mode; NotImplemented if it is not."""
+    name = name_of(operation)
+    if name in recurrent_workspace.LAYERS:  # PyTorch's compositions of these in Python have other results in memory
+        return operation._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *arguments, **options)  # noqa: SLF001
+    data, weight, bias = (*arguments, None, None, None)[:3]
+    if name == "aten::linear" and bias is not None and data.dim() > weight.dim() and not data.is_contiguous():
+        return operation(data, weight).add_(bias)  # the composition adds it in place only to tensors with data
+    return operation.decompose(*arguments, **options)
 
 
 def name_of(operation: Any) -> str:

@@ -24,7 +24,7 @@ from tests.parity.traced_modules import MODULES, WORDS, Adapted, Reading, Tied, 
 from tests.unit.commands import in_process  # noqa: E402
 
 TAKES_MORE_INSIDE = {
-    "inference": {"lstm", "U-Net", "diffusion", "detection", "checkpointed", "two towers"},
+    "inference": {"U-Net", "diffusion", "detection", "checkpointed", "two towers"},
     "training": {"lstm", "U-Net", "diffusion", "detection"},
 }
 
@@ -102,31 +102,46 @@ def test_recurrent_layers_are_named_because_their_library_keeps_more():
     assert "time steps" not in cb.footprint(nn.Linear(64, 32), (64,), batch_size=8).table()
 
 
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2}, {"bidirectional": True}], ids=["one", "two", "both"])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_a_recurrent_layer_takes_what_a_real_step_takes(kind, options, mode):
+    """Within 5 % for an LSTM, of which oneDNN allocates most inside the operator, and 1 % for a GRU without oneDNN."""
+    make, batches = lambda: kind(32, 96, batch_first=True, **options), lambda n: (torch.rand(n, 40, 32),)
+    found = cb.footprint(make(), batches, batch_size=24, mode=mode, optimizer="adam")
+    real = real_peak(make, batches, training=mode == "training")
+    assert found.total == pytest.approx(real, rel=0.05 if kind is nn.LSTM else 0.01)
+
+
 @pytest.mark.parametrize(
-    ("steps", "hidden", "options"),
-    [(50, 96, {"bidirectional": True}), (20, 640, {"num_layers": 2})],
-    ids=["both directions", "wide"],
+    ("steps", "hidden", "samples", "options"),
+    [(50, 96, 24, {}), (20, 900, 24, {"num_layers": 2}), (10, 1024, 24, {}), (10, 96, 200, {})],
+    ids=["long", "wide", "aligned", "many samples"],
 )
-def test_what_onednn_keeps_of_an_lstm_is_included(steps, hidden, options):
-    """By the operator itself at these extents, within 2 %; the whole step is at most a fifth lower than a real one."""
+def test_what_onednn_takes_of_an_lstm_is_that_of_the_operator_itself(steps, hidden, samples, options):
+    """At these extents: what it keeps within 2 %, and scratch memory of both passes within 5 %."""
     make, batches = lambda: nn.LSTM(32, hidden, batch_first=True, **options), lambda n: (torch.rand(n, steps, 32),)
-    found = cb.footprint(make(), batches, batch_size=24, mode="training", optimizer="adam")
-    assert 0.8 <= found.total / real_peak(make, batches, training=True) <= 1.01
-    kept = []
+    kept, scratch = [], []
 
     class Watched(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, arguments=(), options=None):
-            results = function(*arguments, **(options or {}))
-            if "mkldnn_rnn_layer.default" in str(function):
+            learned = recurrent_workspace.scratch_bytes(name := torch_memory.name_of(function), arguments)
+            if not learned:
+                return function(*arguments, **(options or {}))
+            results, taken = recurrent_workspace._watched(function, *arguments)
+            scratch.append((learned, taken))
+            if name == recurrent_workspace.OPERATOR:
                 learned = recurrent_workspace.completed(arguments, (*results[:-1], torch.empty(0)))
                 kept.append((learned[-1].nbytes, results[-1].nbytes))
             return results
 
     with Watched():
-        make()(*batches(24))
-    assert kept
+        make()(*batches(samples))[0].square().sum().backward()
+    assert len(scratch) == 2 * len(kept) > 0
     for learned, own in kept:
         assert learned == pytest.approx(own, rel=0.02)
+    for learned, own in scratch:
+        assert learned == pytest.approx(own, rel=0.05)
 
 
 @pytest.mark.parametrize(("device", "autocast"), [(None, "bfloat16"), ("t4", "float16")])

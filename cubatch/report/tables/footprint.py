@@ -27,8 +27,8 @@ _NUMBERED = re.compile(r"(^|\.)\d+(?=\.)")  # of layers in a list; the last numb
 _OF_THE_ENGINE = "Memory is planned for cubatch's own engine. A framework takes more: see --library torch."
 _ON_A_CPU = "Without workspaces inside operations, and what the heap and the process take besides."
 _OF_RECURRENT = (
-    "Libraries keep results of all time steps of {}. Of these, only those of oneDNN in training are included: measure "
-    "a step."
+    "Libraries keep results of all time steps of {}. Those of oneDNN are included. In training they may take less, as "
+    "it does not write all of them; those of cuDNN are not known: measure a step."
 )
 _ON_A_GPU = (
     "“allocator” is what PyTorch's caching allocator reserves beyond the tensors, with {} segments. “overhead” is the "
