@@ -265,7 +265,9 @@ class TorchModule:
 
     def largest(self, num_bytes: int, device: Device | None = None) -> int:
         """
-        Return the largest batch size whose footprint on a device is within a number of bytes; 0 if none is.
+        Return a batch size whose footprint on a device is within a number of bytes while the next one's is not.
+
+        It is 0 if one sample is beyond the number. If memory falls from one size to the next, it is one of several.
 
         `device` is as for `footprint`, None included.
 
@@ -289,9 +291,8 @@ class TorchModule:
         lives = [self.walk(size, on_gpu=gpu is not None).lives for size in _FIRST_SIZES]
         times = [[life[1:] for life in each] for each in lives]
         if times[0] == times[1] and (guess := _largest(linear, num_bytes, known)):
-            known[guess] = traced(guess)
-            if known[guess] == linear(guess):  # the operations are the same at this size too
-                return guess
+            # The operations may be others at these sizes.
+            known |= {size: traced(size) for size in (guess, guess + 1) if size <= MAX_BATCH_SIZE}
         return _largest(traced, num_bytes, known)
 
     @contextlib.contextmanager
@@ -330,11 +331,15 @@ class TorchModule:
 
 
 def _largest(total: Callable[[int], int], num_bytes: int, known: Mapping[int, int]) -> int:
-    """Return the largest size of which `total` is at most `num_bytes`; 0 if none is. `known` has some of its values."""
+    """
+    Return a size of which `total` is at most `num_bytes`, while that of the next size is not; 0 if 1 takes more.
+
+    `known` has some of the values of `total`.
+    """
     known = dict(known)
     for trial in itertools.count():
         fits = max((size for size, taken in known.items() if taken <= num_bytes), default=0)
-        beyond = min((size for size, taken in known.items() if taken > num_bytes), default=MAX_BATCH_SIZE + 1)
+        beyond = min((size for size in known if size > fits), default=MAX_BATCH_SIZE + 1)
         if beyond - fits <= 1:
             break
         # A line meets the limit at once where memory is linear. Segments of an allocator make steps: bisect those.

@@ -584,8 +584,8 @@ def test_the_largest_batch_fits_and_the_next_does_not(name):
         cb.max_batch_size(module, "64KiB", batches=batches, **options)
 
 
-def test_the_largest_batch_on_a_gpu_takes_three_traces(monkeypatch):
-    """Two sizes show how each storage grows, and a third confirms it; the allocator's segments make steps of 20 MiB."""
+def test_the_largest_batch_on_a_gpu_takes_four_traces(monkeypatch):
+    """Two sizes show how each storage grows, two confirm the answer; the allocator's segments make steps of 20 MiB."""
     traced, walked = [], torch_memory.walked
 
     def watched(*arguments, **options):
@@ -596,7 +596,7 @@ def test_the_largest_batch_on_a_gpu_takes_three_traces(monkeypatch):
     (make, batches), options = MODULES["adapters"], {"mode": "training", "optimizer": "adam", "device": "t4"}
     module = make()
     largest = cb.max_batch_size(module, "2GiB", batches=batches, **options)
-    assert traced == [2, 16, largest]
+    assert traced == [2, 16, largest, largest + 1]
     totals = [cb.footprint(module, batches, batch_size=n, **options).total for n in (largest, largest + 1)]
     assert totals[0] <= 2**31 < totals[1]
 
@@ -630,6 +630,23 @@ def test_the_largest_batch_is_right_where_operations_depend_on_the_size(make, fe
     largest = cb.max_batch_size(module, "32MiB", batches=(features,), mode="training")
     totals = [cb.footprint(module, (features,), batch_size=n, mode="training").total for n in (largest, largest + 1)]
     assert totals[0] <= 2**25 < totals[1]
+
+
+class Falling(nn.Module):
+    """Takes less memory from 41 samples on, as a module that then works in parts."""
+
+    def forward(self, x):
+        return torch.cat([x] * (4 if len(x) <= 40 else 2)).sum()
+
+
+def test_the_largest_batch_is_right_where_memory_falls_just_above_the_limit():
+    """The line of small sizes meets the limit at 40 samples, and more fit."""
+    taken = lambda n: cb.footprint(Falling(), (64,), batch_size=n).total  # noqa: E731
+    limit = taken(40)
+    largest = cb.max_batch_size(Falling(), limit, batches=(64,))
+    assert taken(41) < limit
+    assert largest > 41
+    assert taken(largest) <= limit < taken(largest + 1)
 
 
 def test_on_a_gpu_the_parts_are_those_of_the_tensors_and_of_its_allocator():
