@@ -100,10 +100,11 @@ def memory(
             device_memory.memory_on, spec, dtype=dtype, library=library, recompute=recompute,
             target_batch_size=target_batch_size,
         )  # fmt: skip
-    rows = ask(
-        devices=[None] if device is None else device.split(","), modes=modes, batch_size=batch_size,
-        memory_limit=memory_limit, prices=opt.parse_prices(prices), optimizer=optimizer,
-    )  # fmt: skip
+    with console.progress(f"memory of {model}") as show:
+        rows = ask(
+            devices=[None] if device is None else device.split(","), modes=modes, batch_size=batch_size,
+            memory_limit=memory_limit, prices=opt.parse_prices(prices), optimizer=optimizer, progress=show,
+        )  # fmt: skip
     of_target = "" if target_batch_size in {None, batch_size} else f" of {target_batch_size}"
     trained = f", optimizer {optimizer}" if "training" in modes else ""
     settings = f"{dtype}, batch {batch_size}{of_target}{trained}: memory of a step"

@@ -46,6 +46,9 @@ class TorchModule:
         opaque: As for `footprint`.
         records: Whether traces record the operators of a step, for a prediction of time.
 
+    Attributes:
+        on_trace: Called with the batch size before each trace that is not cached.
+
     Raises:
         InvalidArgument: If an argument is invalid.
         MissingDependency: If PyTorch is not installed.
@@ -91,6 +94,7 @@ class TorchModule:
         self._saved = SavedState(module, training=self._kind.training)
         self._called: Callable[..., Any] = module
         self._records, self._walks = records, dict[tuple[int, bool], Walk]()
+        self.on_trace: Callable[[int], object] = lambda _: None
 
     @property
     def name(self) -> str:
@@ -190,6 +194,7 @@ class TorchModule:
         walked = self._walks.get((batch_size, on_gpu))
         if walked is None:
             _check_walkable(self._bare)
+            self.on_trace(batch_size)
             kind = attrs.evolve(self._kind, foreach=on_gpu, consumes_inputs=not self._kind.training)
             try:
                 with self._in_mode():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -72,6 +73,8 @@ def memory_on(
     batch_size: int,
     memory_limit: int | str | None = None,  # as for `autotune`: the memory of the device counts if it is less
     prices: Mapping[str, float] | None = None,  # price of an hour by the name of a device
+    # called with the footprints done, their total, and the current step
+    progress: Callable[[float, float, str], None] = lambda _done, _total, _now: None,
     **options: Any,  # the other arguments of `footprint`
 ) -> list[DeviceMemory]:
     """
@@ -88,7 +91,8 @@ def memory_on(
         with step_memory.step_of(spec, batches, {**options, "mode": mode}) as step:
             for name, gpu in gpus.items():
                 limits[name] = _limit(gpu, memory_limit, step)
-                taken[name][mode] = _of_mode(step, size, gpu, limits[name][0])
+                show = functools.partial(progress, sum(map(len, taken.values())), len(modes) * len(gpus))
+                taken[name][mode] = _of_mode(step, size, gpu, limits[name][0], show)
     return [
         DeviceMemory(
             device=gpu,
@@ -115,7 +119,14 @@ def _limit(device: Device, requested: int | str | None, step: NetworkStep | Modu
     return limit.bytes, limit.note
 
 
-def _of_mode(step: NetworkStep | ModuleStep, batch_size: int, device: Device, limit: int) -> ModeMemory:
+def _of_mode(
+    step: NetworkStep | ModuleStep, batch_size: int, device: Device, limit: int, show: Callable[[str], None]
+) -> ModeMemory:
+    name = device.slug or device.name
+    if isinstance(step, ModuleStep):
+        step.module.on_trace = lambda size: show(f"tracing a step of {size} samples for {name}")
+    else:
+        show(f"planning the memory of a step on {name}")
     footprint = step.footprint(batch_size, device)
     try:
         most = step.largest(limit, device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import sys
 import time
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import cubatch as cb  # noqa: E402
+from cubatch.cli import console  # noqa: E402
 from cubatch.errors import DoesNotFit, InvalidArgument  # noqa: E402
 from cubatch.frameworks import recurrent_workspace, torch_memory  # noqa: E402
 from cubatch.hardware import context_overhead  # noqa: E402
@@ -740,12 +742,16 @@ def test_a_module_is_named_too(named, monkeypatch):
 
 
 def test_the_command_gives_the_footprint_and_the_largest_batch(named, monkeypatch, capfd):
-    """Those of the library, in both modes; the exit code is 1 where the batch does not fit."""
+    """Those of the library, in both modes; the exit code is 1 where the batch does not fit. Traces are progress."""
     run = in_process(monkeypatch, capfd)
+    monkeypatch.setattr(console, "LINE_SECONDS", 0.0)
     asked = ["memory", "my_net:build", "--library", "torch", "--batches", "my_net:batches", "--device", "cpu"]
     asked += ["--optimizer", "my_net:adam", "--limit", "1MiB"]
     code, text, err = run(*asked, "--batch-size", "10", "--json", "-")
-    assert (code, err) == (0, "")
+    sizes = re.findall(r"cubatch: \d+ s, tracing a step of (\d+) samples for ", err)
+    assert code == 0
+    assert len(sizes) == len(err.splitlines()) == 2 * 5
+    assert sizes[:3] == sizes[5:8] == ["10", "2", "16"]
     found = json.loads(text)
     assert (found["memory"], list(found["modes"])) == (2**20, ["inference", "training"])
     layer = nn.Linear(64, 32)
