@@ -82,6 +82,7 @@ def _gathered() -> Iterator[Probe]:
         ((2, 1), (1, 1), (1, 0), (3, 2), (5, 7)),
         ((1, 2), (1, 2), (0, 1), (2, 3), (7, 5)),
         ((2, 3), (2, 1), (2, 1), (2, 2), (7, 5)),
+        ((2, 2), (1, 1), (-1, -1), (1, 1), (5, 7)),  # a phase of a strided gradient: from the second row and column on
     ):
         images = x.reshape(2, h, w, 72)
         p, q = (

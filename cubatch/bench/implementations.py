@@ -20,7 +20,7 @@ from cubatch.errors import UnsupportedLayer
 from cubatch.hardware.facts import Device
 from cubatch.kernels.cost_model import blocks
 from cubatch.kernels.problem import Problem
-from cubatch.kernels.ranking import SplitKernel, ranked, slices
+from cubatch.kernels.ranking import SplitKernel, of_phases, ranked, slices
 from cubatch.kernels.variant import Kernel, kernels
 
 Which = Literal["chosen", "ranked", "all"]
@@ -90,8 +90,9 @@ class Way:
 
         def choose(problem: Problem, device: Device, *_: object) -> SplitKernel:
             tracer.problems.append(problem)
-            fits = self.wanted is not None and self.wanted.operation == problem.operation
-            kernel = self.wanted if self.wanted is not None and fits else ranked(problem, device)[0]
+            kernel = ranked(problem, device)[0]
+            if self.wanted is not None and self.wanted.operation in {problem.operation, f"{problem.operation}_phases"}:
+                kernel = self.wanted
             return SplitKernel.modelled(problem, kernel, device)
 
         context = Context(self.device, tracer, choose, tf32=self.case.dtype == "tf32")
@@ -122,10 +123,11 @@ class Way:
 
     @property
     def label(self) -> str:
-        """Family, tile and vector of the main kernel."""
+        """Family, tile and vector of the main kernel, and "phases" for a variant of `ranking.of_phases`."""
         main = self.main
         vector = f"v{main.vector}" if main.vector > 1 and main.winograd is None else ""
-        return " ".join(part for part in (main.family, main.tile_name, vector) if part)
+        parts = main.family, main.tile_name, vector, "phases" if main.finishes_phases else ""
+        return " ".join(part for part in parts if part)
 
 
 def ways(case: Case, device: Device, variants: Which = "chosen", without: Collection[str] = ()) -> list[Way]:
@@ -143,6 +145,7 @@ def ways(case: Case, device: Device, variants: Which = "chosen", without: Collec
     kernels = [kernel for kernel in ranked(first.problems[0], device) if kernel.family not in without]
     if variants == "ranked":
         kernels = [kernel for kernel in kernels if kernel.family in TENSOR_FAMILIES] or kernels
+    kernels += [other for kernel in kernels if (other := of_phases(first.problems[0], kernel))]
     chosen = [Way(case, device, kernel) for kernel in (kernels[:1] if variants == "chosen" else kernels)]
     if variants == "all" and hasattr(_naive(Context(device, Tracer())), case.operation) and _is_plain(case):
         chosen.append(Way(case, device, is_naive=True))

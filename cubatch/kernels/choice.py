@@ -29,7 +29,7 @@ from cubatch.hardware.facts import Device
 from cubatch.hardware.waves import busiest_sm_blocks
 from cubatch.kernels.cost_model import blocks
 from cubatch.kernels.problem import Problem
-from cubatch.kernels.ranking import Prepare, SplitKernel, other_slices, ranking
+from cubatch.kernels.ranking import Prepare, SplitKernel, of_phases, other_slices, ranking
 from cubatch.kernels.variant import Kernel
 
 CONTENDERS = 4
@@ -298,9 +298,14 @@ def _contenders(ranked: Sequence[Ranked]) -> list[Ranked]:
 
 
 def _others(problem: Problem, kernel: Kernel, device: Device) -> dict[str, SplitKernel]:
-    """Return a variant with about half and twice the slices, by its name and "/2" or "*2"; either may be missing."""
-    counts = other_slices(problem, kernel, device)
-    return {f"{kernel.name} {side}": SplitKernel(kernel, count) for side, count in counts.items()}
+    """
+    Return other ways to run a variant, each of which may be missing.
+
+    They are about half and twice the slices, by its name and "/2" or "*2", and `of_phases` by its name and "phases".
+    """
+    counts, phased = other_slices(problem, kernel, device), of_phases(problem, kernel)
+    others = {f"{kernel.name} {side}": SplitKernel(kernel, count) for side, count in counts.items()}
+    return others if phased is None else others | {f"{kernel.name} phases": SplitKernel(phased)}
 
 
 def _grown(problem: Problem) -> int:

@@ -18,7 +18,7 @@ from cubatch.kernels import variant as variants, winograd_plan
 from cubatch.kernels.cost_model import blocks, launch_clocks, tile_of
 from cubatch.kernels.problem import Problem
 from cubatch.kernels.tensor_map import ALIGNMENT
-from cubatch.kernels.variant import Kernel, Tile
+from cubatch.kernels.variant import Kernel
 
 LEAST_SLICE = 32
 """Fewest main-loop steps of a slice of gemm_k on CUDA cores: a shorter one costs more than it gains."""
@@ -105,9 +105,11 @@ def can_run(problem: Problem, kernel: Kernel) -> bool:
     return problem.vector % kernel.vector == 0 and kernel.family != _family_without(problem) and has_code
 
 
-def can_store(problem: Problem, tile: Tile, slices: int, *, has_terms: bool) -> bool:
+def can_finish(problem: Problem, kernel: Kernel, slices: int, *, has_terms: bool) -> bool:
     """
-    Return whether Hopper's copy engine can store a product's output: rows are contiguous and gemm_k is not split.
+    Return whether a variant of kernels/hopper finishes sums in registers: gemm_k is not split.
+
+    Hopper's copy engine then stores rows that are contiguous.  The rows of a phase are not; `of_phases` stores them.
 
     Args:
         slices: Slices of gemm_k.
@@ -116,10 +118,28 @@ def can_store(problem: Problem, tile: Tile, slices: int, *, has_terms: bool) -> 
     itemsize = BYTES_PER_ELEMENT[problem.dtype]
     return (
         problem.operation != "conv2d_wgrad"
-        and problem.phases == slices == 1
+        and slices == 1
+        and (problem.phases == 1 or kernel.finishes_phases)
         and problem.n * itemsize % ALIGNMENT == 0
-        and (itemsize == _TERM_BYTES or not (has_terms or tile.swapped))
+        and (itemsize == _TERM_BYTES or not (has_terms or tile_of(kernel).swapped))
     )
+
+
+def of_phases(problem: Problem, kernel: Kernel) -> Kernel | None:
+    """
+    Return the variant with the same tile that finishes the phases of a strided gradient in registers, to be timed.
+
+    The result is None if there is none or the problem has no phases.
+
+    Example:
+        >>> strided = Problem("conv2d_dgrad", "float16", 50176, 256, 576, phases=4, vector=8)
+        >>> tile = variants.find("conv2d_dgrad", "float16", family="hopper", tile="128x256x64")
+        >>> of_phases(strided, tile).operation
+        'conv2d_dgrad_phases'
+    """
+    if kernel.family != "hopper" or problem.phases == 1 or BYTES_PER_ELEMENT[kernel.dtype] != _TERM_BYTES:
+        return None
+    return variants.find(f"{problem.operation}_phases", kernel.dtype, family=kernel.family, tile=kernel.tile_name)
 
 
 def _family_without(problem: Problem) -> str:

@@ -115,6 +115,11 @@ class Kernel:
         return ("NORM_SUMS", "1") in self.axes
 
     @property
+    def finishes_phases(self) -> bool:
+        """Whether it finishes sums in registers also in the phases of a strided gradient: see `ranking.of_phases`."""
+        return ("PHASE_ROWS", "1") in self.axes
+
+    @property
     def tile_name(self) -> str:
         """The name of the tile, with Winograd's outputs before it: "f4x4_128x128x8"; empty without a tile."""
         name = self.tile.name if self.tile else ""

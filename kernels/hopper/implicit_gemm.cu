@@ -42,7 +42,8 @@
 //   needs     rows of 16-byte multiples at 16-byte addresses; what tensor maps can say (cubatch/kernels/tensor_map.py);
 //             gemm_m and the pixels below 2^31; no groups
 //   phases    of a gradient, up to 4 in a launch, have a map of A and a walk each; one without taps writes what its
-//             epilogue makes of zero, and is left out where that is added to what is there
+//             epilogue makes of zero, and is left out where that is added to what is there; -DPHASE_ROWS=1 finishes sums
+//             in registers there too: a phase has maps of its own for the terms, and rows are stored one by one
 //   slices    of a split gemm_k leave their sums in `partials`; simt/split_k_reduce.cu adds them up
 //   norms     -DNORM_SUMS=1 also sums over the rows for a batch norm (sums.cuh); the copy engine stores the output then
 //   dtypes    half_t, bfloat16_t; float is multiplied as tf32, which wgmma reads along gemm_k alone: B of NN and DGRAD
@@ -63,6 +64,9 @@
 #endif
 #ifndef NORM_SUMS
 #define NORM_SUMS 0
+#endif
+#ifndef PHASE_ROWS
+#define PHASE_ROWS 0
 #endif
 
 #include "common/epilogue.cuh"
@@ -88,6 +92,10 @@ ENTRY(CB_TENSOR_MAP a_map,
       CB_TENSOR_MAP b_map, CB_TENSOR_MAP out_map, CB_TENSOR_MAP added_map, CB_TENSOR_MAP mask_map, CB_ELEMENT* out,
       const CB_ELEMENT* bias, const float* scale, const float* shift, const CB_ELEMENT* residual,
       const CB_ELEMENT* mask, float* partials,
+#if PHASE_ROWS
+      CB_TENSOR_MAP added_map_1, CB_TENSOR_MAP added_map_2, CB_TENSOR_MAP added_map_3, CB_TENSOR_MAP mask_map_1,
+      CB_TENSOR_MAP mask_map_2, CB_TENSOR_MAP mask_map_3,
+#endif
 #if NORM_SUMS
       CB_TENSOR_MAP norm_map, float* norm_sums, const float* mean, const float* inv_std, const CB_ELEMENT* gamma,
       const CB_ELEMENT* beta,
@@ -103,6 +111,17 @@ ENTRY(CB_TENSOR_MAP a_map,
   };
 #else
   const auto map_of = [&](int) { return &a_map; };
+#endif
+#if PHASE_ROWS
+  const auto added_of = [&](int phase) {
+    return phase == 0 ? &added_map : phase == 1 ? &added_map_1 : phase == 2 ? &added_map_2 : &added_map_3;
+  };
+  const auto mask_of = [&](int phase) {
+    return phase == 0 ? &mask_map : phase == 1 ? &mask_map_1 : phase == 2 ? &mask_map_2 : &mask_map_3;
+  };
+#else
+  const auto added_of = [&](int) { return &added_map; };
+  const auto mask_of = [&](int) { return &mask_map; };
 #endif
 #if NORM_SUMS
   const TensorMap* normed = &norm_map;
@@ -140,7 +159,9 @@ ENTRY(CB_TENSOR_MAP a_map,
         const Walk& walk = walks.of[phase];
         const Task task(walk, whole.slices, of_phase, rank);
         produce(Loader(map_of(phase), &b_map, walk, task, rank), task.count, shared, ring);
-        if constexpr (ADDS_TILES) produce_terms(&added_map, &mask_map, normed, walk, task, shared, ring);
+        if constexpr (ADDS_TILES) {
+          produce_terms(added_of(phase), mask_of(phase), normed, walk, task, shared, ring);
+        }
       }
       // No block leaves while another of its cluster may still arrive at its barriers.
       for (int stage = 0; CLUSTER > 1 && stage < NUM_STAGES; ++stage, ring.advance()) wait_empty(shared, ring);

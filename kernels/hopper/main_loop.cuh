@@ -78,7 +78,14 @@ CB_DEVICE void produce_terms(const TensorMap* added, const TensorMap* mask, cons
     u64* full = shared.full(ring.stage);
     cb_barrier_expect(full, A_BYTES);
     const TensorMap* map = is_norm ? normed : is_mask ? mask : added;
-    cb_tma_load_2d<1>(shared.a(ring.stage), map, full, task.n + term / TERMS * ROW_ELEMENTS, task.m);
+    const int column = task.n + term / TERMS * ROW_ELEMENTS;
+    if constexpr (PHASE_ROWS) {
+      const Pixel pixel(walk, task.m);
+      cb_tma_load_im2col<1>(shared.a(ring.stage), map, full, column, walk.out_left + pixel.column * walk.out_stride_w,
+                            walk.out_top + pixel.row * walk.out_stride_h, pixel.n, 0, 0);
+    } else {
+      cb_tma_load_2d<1>(shared.a(ring.stage), map, full, column, task.m);
+    }
     ring.advance();
   }
 }

@@ -12,6 +12,9 @@
 // and the copy engine stores them while the warp goes on (store_tile, store_swapped).  Scale, shift, residual and mask
 // came before (main_loop.cuh).
 //
+// PHASE_ROWS: where the pixels of a phase lie apart, sums are finished in registers as well, and the warp itself stores
+// them from shared memory (store_rows).
+//
 // SWAPPED: the warp has 16 columns of 256 rows, a strip of 64 rows at a time, which shared memory transposes:
 //
 //   registers        lane holds 2 rows of columns lane / 4 and 8 + lane / 4, 8 times
@@ -176,23 +179,43 @@ CB_DEVICE void finish_strip(const Epilogue& epilogue, const Task& task, const i6
   }
 }
 
+// Store 16 rows of 128 bytes that the copy engine does not reach at once: 8 lanes a row, 16 bytes each.
+CB_DEVICE void store_rows(CB_ELEMENT* out, const unsigned char* tile, const i64* places, int first, int columns) {
+  constexpr int PIECE = 16 / sizeof(CB_ELEMENT);
+  const int piece = cb_lane() % 8;
+  if (piece * PIECE >= columns) return;
+  CB_UNROLL
+  for (int row = cb_lane() / 8; row < 16; row += 4) {
+    const unsigned char* from = tile + row * SWIZZLE_ROW + (piece ^ row % 8) * 16;
+    const Vec<CB_ELEMENT, PIECE> value = cb_read<CB_ELEMENT, PIECE>(reinterpret_cast<const CB_ELEMENT*>(from));
+    if (places[row] >= 0) cb_write<CB_ELEMENT, PIECE>(out + places[row] + first + piece * PIECE, value);
+  }
+}
+
 // Store a strip by the copy engine, which leaves out what lies outside of the output.  Where a strip is one part, two
 // take turns, so that one is filled while the other is read.
 CB_DEVICE void store_tile(const Epilogue& epilogue, const TensorMap* out_map, const float (&strip)[STRIP], int row,
-                          int first, int columns, float* staging, u32& turn) {
+                          int first, int columns, float* staging, const i64* places, u32& turn) {
   unsigned char* tile = reinterpret_cast<unsigned char*>(staging) + turn % TURNS * PART_BYTES;
   ++turn;
-  if (cb_lane() == 0) cb_tma_store_wait_read<TURNS - 1>();
-  cb_sync_warp();
-  finish_tile(epilogue, strip, first, columns, tile);
-  cb_proxy_fence();
-  cb_sync_warp();
-  if (cb_lane() == 0) {
-    CB_UNROLL
-    for (int part = 0; part < PARTS; ++part) {
-      cb_tma_store_2d(out_map, tile + part * PART_BYTES, first + part * ROW_ELEMENTS, row);
+  if constexpr (PHASE_ROWS) {
+    finish_tile(epilogue, strip, first, columns, tile);
+    cb_sync_warp();
+    store_rows(epilogue.out, tile, places, first, columns);
+    cb_sync_warp();
+  } else {
+    if (cb_lane() == 0) cb_tma_store_wait_read<TURNS - 1>();
+    cb_sync_warp();
+    finish_tile(epilogue, strip, first, columns, tile);
+    cb_proxy_fence();
+    cb_sync_warp();
+    if (cb_lane() == 0) {
+      CB_UNROLL
+      for (int part = 0; part < PARTS; ++part) {
+        cb_tma_store_2d(out_map, tile + part * PART_BYTES, first + part * ROW_ELEMENTS, row);
+      }
+      cb_tma_store_commit();
     }
-    cb_tma_store_commit();
   }
 }
 
@@ -200,8 +223,8 @@ CB_DEVICE void store_tile(const Epilogue& epilogue, const TensorMap* out_map, co
 // may fill one once the others are through with the store before the last, for which the storing thread waits before it
 // joins them.
 CB_DEVICE void store_swapped(const Epilogue& epilogue, const TensorMap* out_map, const float (&strip)[STRIP],
-                             const Walk& walk, const Task& task, int row, const Shared& shared, int warp, u32& turn,
-                             u32& joins) {
+                             const Walk& walk, const Task& task, int row, const Shared& shared, int warp,
+                             const i64* places, u32& turn, u32& joins) {
   if constexpr (SWAPPED && sizeof(CB_ELEMENT) == 2) {
     unsigned char* tile = reinterpret_cast<unsigned char*>(shared.staging(warp / 4 * 4)) + turn % 2 * SWAPPED_BYTES;
     ++turn;
@@ -231,10 +254,14 @@ CB_DEVICE void store_swapped(const Epilogue& epilogue, const TensorMap* out_map,
       cb_store_matrices_transposed(tile + 16 * i * SWIZZLE_ROW + swapped_place(), words);
     }
     cb_proxy_fence();
-    const bool stores = warp % 4 == 0 && cb_lane() == 0;
+    const bool stores = !PHASE_ROWS && warp % 4 == 0 && cb_lane() == 0;
     if (stores) cb_tma_store_wait_read<0>();
     cb_barrier_arrive(shared.joined(warp / 4));
     cb_barrier_wait(shared.joined(warp / 4), joins++ & 1);
+    if constexpr (PHASE_ROWS) {  // 16 of the rows by each warp
+      store_rows(epilogue.out, tile + warp % 4 * 16 * SWIZZLE_ROW, places, task.n, walk.n - task.n);
+      cb_sync_warp();
+    }
     if (stores) {
       cb_tma_store_2d(out_map, tile, task.n, row);
       cb_tma_store_commit();
@@ -262,10 +289,15 @@ CB_DEVICE void store(const Epilogue& epilogue, const TensorMap* out_map, const W
     if (columns <= 0 && !joins_others) continue;  // of the product below there are others
     float strip[STRIP];
     take_strip<0, STACKED * STRIPS>(sum, number, strip);
+    if constexpr (PHASE_ROWS) {  // the 16 rows that this warp stores
+      const int lane = cb_lane(), place = row + (SWAPPED ? warp % 4 * 16 : 0) + lane;
+      const bool is_new = walk.stores_tiles && (SWAPPED || number % STRIPS == 0);
+      if (is_new && lane < 16) places[lane] = place_of(walk, epilogue.columns, place);
+    }
     if (joins_others) {
-      store_swapped(epilogue, out_map, strip, walk, task, row, shared, warp, turn, joins);
+      store_swapped(epilogue, out_map, strip, walk, task, row, shared, warp, places, turn, joins);
     } else if (!SWAPPED && walk.stores_tiles) {
-      store_tile(epilogue, out_map, strip, row, first, columns, staging, turn);
+      store_tile(epilogue, out_map, strip, row, first, columns, staging, places, turn);
     } else {
       CB_NO_UNROLL
       for (int i = cb_lane(); (SWAPPED || strip_number == 0) && i < WARP_ROWS; i += 32) {

@@ -44,7 +44,7 @@ struct Walk {
   int rows, columns;         // of the grid of pixels
   int stride_h, stride_w, origin_h, origin_w, step_h, step_w;
   int out_h, out_w, out_stride_h, out_stride_w, out_top, out_left;
-  int stores_tiles;          // whether the copy engine stores the output, see store.cuh
+  int stores_tiles;          // whether sums are finished in registers and the copy engine stores them, see store.cuh
   int adds_tiles;            // whether it also loads what is added, see main_loop.cuh
   int masks_tiles;           // and the mask
 };
@@ -56,6 +56,7 @@ constexpr int PHASES = 4;
 #else
 constexpr int PHASES = 1;
 #endif
+static_assert(!PHASE_ROWS || (PHASES > 1 && ADDS_TILES && !NORM_SUMS), "of a gradient, of 16 bits, without sums");
 struct Walks {
   Walk of[PHASES];
 };

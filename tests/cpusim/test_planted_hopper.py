@@ -7,6 +7,7 @@ of threads and copies that the table names.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import attrs
@@ -30,12 +31,18 @@ USUAL, TALL, SWAPPED, CLUSTERED = (
     variant.find("conv2d_fprop", "float16", family="hopper", tile=tile)
     for tile in ("128x256x64", "256x128x64", "256x64x64", "128x256x64_c2")
 )
+PHASED, PHASED_SWAPPED = (
+    variant.find("conv2d_dgrad_phases", "float16", tile=tile) for tile in ("256x128x64", "256x64x64")
+)
 H200 = attrs.evolve(catalogue.find("h200-sxm"), num_sms=2)
 
 # Two tiles a block, 12 steps each: three times around the ring; 4 blocks of 64 columns are stored of each.  Of clusters
 # the same.  Of tall tiles every other one has 8 columns.  Of swapped tiles two for each consumer of a block, 18 steps
 # each: four times around the ring and a half.
 DRAWN = cases.Conv(n=10, h=7, w=10, c=72, k=200, r=3, s=2, stride=(2, 1), pad=(2, 1, 0, 1))
+
+# A gradient of four phases: two tiles of rows each, the last one cut off, and several of columns.
+STRIDED = cases.Conv(n=11, h=9, w=11, c=136, k=72, r=3, s=3, stride=(2, 2), pad=(1, 1, 1, 1))
 
 SEEDS = (1, 2, 3, 4)
 """Of the schedules that are drawn: how often copies happen and others go first is drawn too."""
@@ -253,6 +260,36 @@ BUGS |= {f"tall, {name}": attrs.evolve(bug, kernel=TALL) for name, bug in {
     "no wait for the last products": BUGS["no wait for the last products"],
 }.items()}  # fmt: skip
 
+# Of the phases of a stride: terms that are gathered, and rows that warps store.
+FINISHED = "    finish_tile(epilogue, strip, first, columns, tile);\n    cb_sync_warp();\n    store_rows"
+BUGS |= {f"phases, {name}": attrs.evolve(bug, kernel=PHASED) for name, bug in {
+    "the first phase's mask for all": Bug((("implicit_gemm.cu", "mask_of(phase), normed", "mask_of(0), normed"),)),
+    "the first phase's terms for all": Bug((("implicit_gemm.cu", "(added_of(phase)", "(added_of(0)"),)),
+    "terms of neighboring pixels": Bug(
+        (("main_loop.cuh", "pixel.column * walk.out_stride_w", "pixel.column"),),
+    ),
+    "terms from the first column on": Bug((("main_loop.cuh", "walk.out_left + pixel", "pixel"),)),
+    "pieces in the order of columns": Bug((("store.cuh", "(piece ^ row % 8) * 16;\n", "piece * 16;\n"),)),
+    "rows that are not there": Bug((("store.cuh", "if (places[row] >= 0) cb_write", "cb_write"),)),
+    "no last columns": Bug((("store.cuh", "piece * PIECE >= columns", "piece * PIECE + PIECE >= columns"),)),
+    "no barrier before rows are stored": Bug(
+        (("store.cuh", FINISHED, FINISHED.replace("    cb_sync_warp();\n", "")),),
+    ),
+    "no barrier before places change": Bug(
+        (("store.cuh", "tile, places, first, columns);\n    cb_sync_warp();\n", "tile, places, first, columns);\n"),),
+    ),
+}.items()}  # fmt: skip
+BUGS |= {f"phases, swapped, {name}": attrs.evolve(bug, kernel=PHASED_SWAPPED) for name, bug in {
+    "the same rows from all warps": Bug(
+        (("store.cuh", "tile + warp % 4 * 16 * SWIZZLE_ROW, places", "tile, places"),)
+    ),
+    "the first rows' places for all": Bug((("store.cuh", "(SWAPPED ? warp % 4 * 16 : 0)", "0"),)),
+    "no wait for the other warps of a strip": BUGS["swapped, no wait for the other warps of a strip"],
+    "no barrier before places change": Bug(
+        (("store.cuh", "walk.n - task.n);\n      cb_sync_warp();\n", "walk.n - task.n);\n"),),
+    ),
+}.items()}  # fmt: skip
+
 # Of a cluster: what its two blocks owe each other.
 BUGS |= {f"cluster, {name}": attrs.evolve(bug, kernel=CLUSTERED) for name, bug in {
     "no drain": Bug(
@@ -306,6 +343,8 @@ CORRECT = {
     "none, swapped": SWAPPED,
     "none, staged": SWAPPED,
     "none, cluster": CLUSTERED,
+    "none, phases": PHASED,
+    "none, phases, swapped": PHASED_SWAPPED,
 }
 
 
@@ -325,6 +364,8 @@ def outcome(chosen, mode, *, staged=False):
     """
     Convolve integers and add others, exact sums: "right", else WRONG or the error of the first draw that is not.
 
+    Kernels of phases compute the gradient of an input, and mask it.
+
     Args:
         chosen: The kernel.
         mode: Schedule and copies.
@@ -332,16 +373,23 @@ def outcome(chosen, mode, *, staged=False):
     """
     changed = {SWAPPED.tile: {"c": 136}, TALL.tile: {"k": 136}}.get(chosen.tile, {})
     random, drawn = np.random.default_rng(3), attrs.evolve(DRAWN, **changed)
-    x, w = (random.integers(-2, 3, shape).astype(np.float16) for shape in (drawn.x_shape, drawn.w_shape))
-    residual = random.integers(-2, 3, drawn.y_shape).astype(np.float16)
-    want = cases.conv2d(drawn, x.astype(np.float64), w.astype(np.float64)) + residual
+    given, taken, terms = drawn.x_shape, drawn.y_shape, ("residual",)
+    if is_gradient := chosen.finishes_phases:
+        drawn, terms = STRIDED, ("residual", "positive")
+        given, taken = drawn.y_shape, drawn.x_shape
+    x, w = (random.integers(-2, 3, shape).astype(np.float16) for shape in (given, drawn.w_shape))
+    ends = {name: random.integers(-2, 3, taken).astype(np.float16) for name in terms}
+    product = cases.conv2d_dgrad if is_gradient else cases.conv2d
+    want = product(drawn, x.astype(np.float64), w.astype(np.float64)) + ends["residual"]
+    want = np.where(ends["positive"] > 0, want, 0) if is_gradient else want
+    run = functools.partial(conv.conv2d_dgrad, x_shape=taken) if is_gradient else conv.conv2d
     for seed in SEEDS if mode[0] in {"shuffled", "warps"} else SEEDS[:1]:
         start = 4 if staged else 0
-        y = np.full(math.prod(drawn.y_shape) + start, np.nan, np.float16)[start:].reshape(drawn.y_shape)
+        y = np.full(math.prod(taken) + start, np.nan, np.float16)[start:].reshape(taken)
         simulator = Simulator(90, schedule=mode[0], copies=mode[1], seed=seed)
         where = Context(device=H200, launcher=simulator, chooser=lambda *_: SplitKernel(chosen))
         try:
-            conv.conv2d(where, x, w, out=y, residual=residual, **drawn.options)
+            run(where, x, w, out=y, **ends, **drawn.options)
         except SimulationError as error:
             return str(error)
         if not np.array_equal(y, want):

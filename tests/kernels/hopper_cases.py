@@ -12,7 +12,7 @@ import pytest
 from cubatch.engine.native.context import Context
 from cubatch.hardware import catalogue
 from cubatch.kernels import variant
-from cubatch.kernels.ranking import SplitKernel
+from cubatch.kernels.ranking import SplitKernel, of_phases
 from tests.cpusim import building
 from tests.cpusim.simulator import Simulator
 from tests.gpu.here import first_gpu
@@ -60,19 +60,25 @@ class Recording:
 
 def chooser(
     problem: Any, device: Any, prepare: Any = None, *,
-    tile: str | None = None, swapped: bool = False, slices: int | None = None,
+    tile: str | None = None, swapped: bool = False, slices: int | None = None, phased: bool = False,
 ) -> SplitKernel:  # fmt: skip
-    """Choose the tile that a type is tested with, the swapped one, or another; its slices, None: by the model."""
+    """
+    Choose the tile that a type is tested with, the swapped one, or another; its slices, None: by the model.
+
+    `phased` is whether the phases of a stride are finished in registers.
+    """
     usual = TF32_TILES[problem.operation] if problem.dtype == "tf32" else TILES[problem.dtype]
     if swapped:
         usual = SWAPPED[problem.dtype]
     found = variant.find(problem.operation, problem.dtype, family="hopper", tile=tile or usual)
+    if phased and (other := of_phases(problem, found)):
+        return SplitKernel(other)
     return SplitKernel.modelled(problem, found, device) if slices is None else SplitKernel(found, slices)
 
 
-def context(launcher: Target, *, swapped: bool = False) -> Context:
-    """Give the context in which products of every type are by kernels/hopper."""
-    return launcher.context(chooser=functools.partial(chooser, swapped=swapped), tf32=True)
+def context(launcher: Target, **how: Any) -> Context:
+    """Give the context in which products of every type are by kernels/hopper; `how` is that of `chooser`."""
+    return launcher.context(chooser=functools.partial(chooser, **how), tf32=True)
 
 
 def element(dtype: str) -> np.dtype[Any]:

@@ -49,8 +49,8 @@ def products(draw):
     return dtype, layout, *drawn, swapped
 
 
-def passes(launcher, dtype, seed=0, *, swapped=False):
-    return Passes(launcher, context(launcher, swapped=swapped), dtype, seed, bound=bound)
+def passes(launcher, dtype, seed=0, **how):
+    return Passes(launcher, context(launcher, **how), dtype, seed, bound=bound)
 
 
 @given(products(), st.sampled_from(["none", "relu", "silu"]), epilogues.PARTS, SEEDS)
@@ -88,13 +88,41 @@ def test_a_plain_dgrad_of_one_phase_is_stored_by_the_copy_engine(launcher, dtype
     passes(launcher, dtype).dgrad(drawn)
 
 
-@given(convolutions(*cases.DTYPES, most_n=11), st.booleans(), st.sampled_from(("residual", "positive")), SEEDS)
+@given(
+    convolutions(*cases.DTYPES, most_n=11),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(("residual", "positive")),
+    SEEDS,
+)
 @FEW
-def test_dgrad_adds_to_a_residual_and_masks_by_relu(launcher, convolution, swapped, in_place, seed):
+def test_dgrad_adds_to_a_residual_and_masks_by_relu(launcher, convolution, swapped, phased, in_place, seed):
     """Each phase of the stride writes its pixels, also those without a tap; one operand has the output's memory."""
     dtype, drawn = convolution
-    check = passes(launcher, dtype, seed, swapped=swapped)
+    check = passes(launcher, dtype, seed, swapped=swapped, phased=phased)
     check.dgrad(drawn, parts=("residual", "positive"), in_place=in_place)
+
+
+@pytest.mark.parametrize("parts", [(), ("residual",), ("positive",), ("residual", "positive")], ids="-".join)
+@pytest.mark.parametrize(("stride", "taps"), [((2, 2), 3), ((2, 2), 1), ((3, 2), 3)], ids=str)
+@pytest.mark.parametrize(("dtype", "how"), [*((dtype, {}) for dtype in TILES), ("float16", {"swapped": True})], ids=str)
+def test_phases_finished_in_registers_are_stored_as_staged_ones(launcher, walks, dtype, how, stride, taps, parts):
+    """Bit by bit: phases of unequal width, several tiles each, some without a tap, six of them in two launches."""
+    drawn = cases.Conv(n=9, h=13, w=15, c=72, k=64, r=taps, s=taps, stride=stride, pad=(taps // 2,) * 4)
+    staged = passes(launcher, dtype, **how).dgrad(drawn, parts=parts)
+    assert not any(walk["stores_tiles"] for walk in walks)
+    walks.clear()
+    finished = passes(launcher, dtype, **how, phased=True).dgrad(drawn, parts=parts)
+    flags = [tuple(bool(walk[name]) for name in ("stores_tiles", "adds_tiles", "masks_tiles")) for walk in walks]
+    assert {*flags} == {(True, "residual" in parts, "positive" in parts)}
+    np.testing.assert_array_equal(finished, staged)
+
+
+def test_strides_beyond_a_tensor_maps_are_staged(launcher, walks):
+    """Pixels more than 8 apart have no window; the same kernel stores them the other way."""
+    drawn = cases.Conv(n=2, h=20, w=11, c=24, k=64, r=1, s=1, stride=(9, 1))
+    passes(launcher, "float16", phased=True).dgrad(drawn, parts=("positive",))
+    assert [bool(walk["stores_tiles"]) for walk in walks] == [False] * len(walks) != []
 
 
 class Counting:

@@ -18,14 +18,13 @@ from cubatch.engine.native.operands import Operands
 from cubatch.kernels import variant
 from cubatch.kernels.cost_model import BOX_CHANNELS, tile_of, tiles
 from cubatch.kernels.problem import Problem
-from cubatch.kernels.ranking import can_store
+from cubatch.kernels.ranking import can_finish
 from cubatch.kernels.tensor_map import ALIGNMENT, ROW_BYTES, TensorMap, Window, gathered, window_of
 from cubatch.kernels.variant import Kernel, Tile
 from cubatch.network.windows import ConvShape, Phase, phases, working_phases
 
 _FEW_COLUMNS, _BAND = 4, 16
 _STORED_ROWS = (16, 64)  # plain and swapped: WARP_ROWS of kernels/hopper/walk.cuh
-_NO_MAPS: dict[str, TensorMap | None] = {"stores_tiles": None, "adds_tiles": None, "masks_tiles": None}
 _RELU = activation_code("relu")  # before it is no activation at all
 
 # Walk of kernels/hopper/walk.cuh.
@@ -58,6 +57,7 @@ def launch(context: Context, chosen: Kernel, operands: Operands, *, partials: An
         engine stores the output. Else 0.
     """
     problem, shape, ends, a, b = operands.problem, operands.shape, operands.ends, operands.a, operands.b
+    needed: tuple[Phase, ...] = ()
     if shape is None or problem.operation.startswith("gemm"):
         launches = [_gemm(chosen, problem, a, b)]
     elif problem.operation == "conv2d_fprop":
@@ -70,12 +70,19 @@ def launch(context: Context, chosen: Kernel, operands: Operands, *, partials: An
         launches = [_dgrad(chosen, a, b, shape, phase) for phase in needed]
     tile, cluster, _ = _tile(chosen)
     tiles_n = tiles(problem, chosen)[1]
-    maps, sums = _stored_maps(context, problem, ends, output, tile), operands.fused.sums
-    summing = None if sums is None or maps["stores_tiles"] is None else summing_variant(chosen)
+    windows: list[Window | None] = [None] * len(launches)
+    if apart := shape is not None and chosen.finishes_phases:
+        windows = [_pixels_of(shape, phase) for phase in needed]
+    is_encodable = all(window is None or window.is_encodable for window in windows)
+    finishes = is_encodable and _finishes(context, problem, ends, output, chosen)
+    (added, mask), sums = ends[-2:] if finishes else (None, None), operands.fused.sums
+    summing = summing_variant(chosen) if finishes and not apart and sums is not None else None
     more: tuple[Any, ...] = ()
     if summing is not None and sums is not None:
-        chosen, maps["masks_tiles"] = summing, None if sums.gamma is not None else maps["masks_tiles"]
+        chosen, mask = summing, None if sums.gamma is not None else mask
         more = (_rows(sums.x, output, tile.m), sums.partials, sums.mean, sums.inv_std, sums.gamma, sums.beta)
+    stored = _rows(ends[0] if finishes and not apart else None, output, _STORED_ROWS[bool(tile.swapped)])
+    terms = [[_rows(array, output, tile.m, window) for window in windows] for array in (added, mask)]
     together = _PHASES if problem.operation == "conv2d_dgrad" else 1
     for first in range(0, len(launches), together):
         part = launches[first : first + together]
@@ -84,18 +91,19 @@ def launch(context: Context, chosen: Kernel, operands: Operands, *, partials: An
             tiles_m = -(-walk["m"] // tile.m)
             laid_out = {
                 "tiles_m": tiles_m, "tiles_n": tiles_n, "band": 1 if tiles_n <= _FEW_COLUMNS else _BAND // cluster,
-                **{name: map_ is not None for name, map_ in maps.items()}, **walk,
+                "stores_tiles": finishes, "adds_tiles": added is not None, "masks_tiles": mask is not None, **walk,
             }  # fmt: skip
             for name, value in laid_out.items():
                 record[name] = value
             clusters += -(-tiles_m // cluster) * tiles_n * int(output["slices"])
         blocks = min(clusters, max(1, (context.device.num_sms or 1) // cluster)) * cluster
-        a_maps = [a_map for a_map, _, _ in part]
-        a_maps += a_maps[:1] * (together - len(part))  # a map that is not looked at has to be one all the same
-        stored = (map_ or a_maps[0] for map_ in maps.values())
-        more = (more[0] or a_maps[0], *more[1:]) if more else ()
-        arguments = (*a_maps, part[0][1], *stored, *ends, partials, *more, walks[()], output)
-        context.launch(chosen, (blocks, 1, 1), arguments)
+        a_map, b_map, _ = part[0]  # a map that is not looked at has to be one all the same
+        a_maps = [map_ for map_, _, _ in part] + [a_map] * (together - len(part))
+        each = [[map_ or a_map for map_ in maps[first : first + together]] for maps in terms]
+        others = [map_ for maps in each for map_ in [*maps[1:], *[a_map] * (together - len(maps))]] if apart else []
+        more = (more[0] or a_map, *more[1:]) if more else ()
+        maps = (*a_maps, b_map, stored or a_map, each[0][0], each[1][0])
+        context.launch(chosen, (blocks, 1, 1), (*maps, *ends, partials, *others, *more, walks[()], output))
     return -(-problem.m // (tile.m if tile.swapped else tile.m // _CONSUMERS)) if more else 0
 
 
@@ -117,35 +125,37 @@ def _adds_to_itself(context: Context, ends: tuple[Any, ...], output: Any) -> boo
     return is_whole and context.address(residual) == context.address(out)
 
 
-def _stored_maps(
-    context: Context, problem: Problem, ends: tuple[Any, ...], output: Any, tile: Tile
-) -> dict[str, TensorMap | None]:
+def _finishes(context: Context, problem: Problem, ends: tuple[Any, ...], output: Any, chosen: Kernel) -> bool:
     """
-    Return the tensor maps with which the copy engine stores an output ("stores_tiles") and reads two terms of it.
+    Return whether sums are finished in registers, after the copy engine has loaded a residual and a mask.
 
-    "adds_tiles" is the map of the residual, "masks_tiles" that of the mask; None without this term. All are None if the
-    copy engine cannot store the output. It must have plain rows and no activation but a ReLU, and the terms elements
-    of 16 bits.
+    The output must have rows of 16 bytes and no activation but a ReLU, the residual and the mask elements of 16 bits.
     """
     out, *_, residual, mask = ends
     terms = [array for array in (residual, mask) if array is not None]
     is_aligned = all(context.aligned(array, ALIGNMENT) for array in (out, *terms))
     is_plain = output["activation"] <= _RELU and output["wide"]
-    if not (is_aligned and is_plain and can_store(problem, tile, int(output["slices"]), has_terms=bool(terms))):
-        return _NO_MAPS
-
-    added, masks = (_rows(array, output, tile.m) for array in (residual, mask))
-    stores = _rows(out, output, _STORED_ROWS[bool(tile.swapped)])
-    return {"stores_tiles": stores, "adds_tiles": added, "masks_tiles": masks}
+    return is_aligned and is_plain and can_finish(problem, chosen, int(output["slices"]), has_terms=bool(terms))
 
 
-def _rows(array: Any, output: Any, count: int) -> TensorMap | None:
-    """Return the tensor map of an array of the output's shape, in boxes of `count` rows; None for None."""
+def _rows(array: Any, output: Any, count: int, window: Window | None = None) -> TensorMap | None:
+    """
+    Return the tensor map of an array of the output's shape, in boxes of `count` rows; None for None.
+
+    With a window, rows are its pixels in images (n, h, w, c).
+    """
     if array is None:
         return None
-    columns = int(output["columns"])
-    extents = columns, int(output["elements"]) // columns
-    return TensorMap(array, dtype_of(array), extents, (ROW_BYTES // array.itemsize, count))
+    columns, box = int(output["columns"]), (ROW_BYTES // array.itemsize, count)
+    extents = (columns, int(output["elements"]) // columns) if window is None else array.shape[::-1]
+    return TensorMap(array, dtype_of(array), extents, box, window)
+
+
+def _pixels_of(shape: ConvShape, phase: Phase) -> Window:
+    """Return the window with the input pixels of a phase."""
+    v, h = shape.vertical, shape.horizontal
+    out = phase.horizontal.out, phase.vertical.out
+    return Window.along((h.size, v.size), out, (h.stride, v.stride), (phase.left, phase.top))
 
 
 def _tile(chosen: Kernel) -> tuple[Tile, int, int]:

@@ -184,7 +184,7 @@ def _launch(context: Context, split: SplitKernel, operands: Operands) -> int:
         return 0
     summed_tiles = 0
     conv, batch = operands.conv, operands.batch
-    if chosen.entry != chosen.operation:
+    if chosen.entry != problem.operation:
         if not can_run(problem, chosen):
             raise InvalidArgument(
                 "kernel", chosen.name, "one whose 32-bit counts suffice for the rows and the right operand"

@@ -13,7 +13,7 @@ from cubatch.hardware import catalogue, probe
 from cubatch.kernels import choice as choices
 from cubatch.kernels.choice import TimedChoice, Winners
 from cubatch.kernels.problem import Problem
-from cubatch.kernels.ranking import SplitKernel, other_slices, ranked, ranking
+from cubatch.kernels.ranking import SplitKernel, of_phases, other_slices, ranked, ranking
 from cubatch.kernels.variant import kernels
 from cubatch.measure import kernel_context
 from tests.unit.launch_fakes import FakeDevice
@@ -131,6 +131,21 @@ def test_the_fastest_is_timed_with_fewer_and_with_more_slices(side, tmp_path):
     deeper = attrs.evolve(WGRAD, k=2 * WGRAD.k)
     found = chosen(deeper, V100, device.prepare)
     assert found == SplitKernel(best.kernel, other_slices(deeper, best.kernel, V100)[side])
+
+
+@pytest.mark.parametrize("is_faster", [False, True])
+def test_phases_are_finished_in_registers_where_that_is_faster(is_faster):
+    """Only beside the fastest variant, which a strided gradient keeps unless the other one was measured faster."""
+    h200 = catalogue.find("h200-sxm")
+    problem = Problem("conv2d_dgrad", "float16", 256 * 28 * 28, 128, 288, phases=4, vector=8)
+    best = ranked(problem, h200)[0]
+    phased = of_phases(problem, best)
+    assert (best.family, phased.operation) == ("hopper", "conv2d_dgrad_phases")
+    device = FakeDevice({best.name: 2e-3, phased.name: 1e-3 if is_faster else 3e-3})
+    chosen, kept = SplitKernel(phased if is_faster else best), winners()
+    assert choice(device, kept)(problem, h200, device.prepare) == chosen
+    assert {name for name in device.launched if "_phases_" in name} == {phased.name}
+    assert choice(FakeDevice({}), kept)(problem, h200, device.prepare) == chosen
 
 
 def test_the_nearest_winner_holds_where_it_has_no_other_slices():
