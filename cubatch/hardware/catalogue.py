@@ -127,14 +127,13 @@ def _devices() -> Mapping[str, Device]:
 
 @cache
 def _named() -> dict[str, tuple[str, ...]]:
-    """Return the catalogue's names of the devices that go by a name; a name that one device has alone counts first."""
-    shared: dict[str, tuple[str, ...]] = {}
-    alone: dict[str, tuple[str, ...]] = {}
+    """Return the catalogue's names of the devices that go by a name, by its key."""
+    named: dict[str, tuple[str, ...]] = {}
     for slug, facts in _tables().items():
-        for text in facts.get("shared_names", ()):
-            shared[_key(text)] = (*shared.get(_key(text), ()), slug)
-        alone |= dict.fromkeys(map(_key, (slug, facts["name"], *facts.get("aliases", ()))), (slug,))
-    return shared | alone
+        texts = (slug, facts["name"], *facts.get("aliases", ()), *facts.get("shared_names", ()))
+        for key in {_key(text) for text in texts}:
+            named[key] = (*named.get(key, ()), slug)
+    return named
 
 
 def _suggestions() -> list[str]:
