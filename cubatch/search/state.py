@@ -79,14 +79,18 @@ class SearchState:
         """Sizes that raised an error that is not about memory."""
         return {n for n, status in self.failed.items() if status == "error"}
 
-    def is_accepted(self, n: int) -> bool:
-        """Return whether a size is likely to run, by the sizes that ran and those that raised errors."""
+    def is_accepted(self, n: int, *, is_new: bool = False) -> bool:
+        """
+        Return whether a size is likely to run, by the sizes that ran and those that raised errors.
+
+        `is_new` is whether the search made up the size.
+        """
         ran = [size for size in self.measured if size not in self.failed]
-        return not self.extends or is_likely(n, ran, self.errors)
+        return not self.extends or is_likely(n, ran, self.errors, is_new=is_new)
 
     def may_add(self, n: int) -> bool:
         """Return whether a size that is no candidate may be measured."""
-        return self.extends and self.accepts(n) and n not in self.closed and self.is_accepted(n)
+        return self.extends and self.accepts(n) and n not in self.closed and self.is_accepted(n, is_new=True)
 
     def place(self, n: int) -> int:
         """Return the position of a size in `sizes`."""
@@ -275,16 +279,17 @@ def sizes_between(low: int, high: int, multiple: int = 1) -> list[int]:
     return [] if is_closed(low, high) else sorted(size for size in between if low < size < high)
 
 
-def is_likely(n: int, ran: Collection[int], failed: Collection[int]) -> bool:
+def is_likely(n: int, ran: Collection[int], failed: Collection[int], *, is_new: bool = False) -> bool:
     """
     Return whether size `n` may run, by what sizes that ran have in common and sizes that raised errors lack.
 
     Two rules are considered: all accepted sizes are multiples of one number, or all divide one number.  By the second,
-    `n` has no odd factor that the accepted sizes lack.  A rule that contradicts the failures is ignored.  Only a
-    failure between sizes that ran is a sign of a rule: others may show the largest or smallest size of the workload.
+    a size that the search made up (`is_new`) has no odd factor that the accepted sizes lack.  A rule that contradicts
+    the failures is ignored.  Only a failure between sizes that ran is a sign of a rule: others may show the largest or
+    smallest size of the workload.
 
     Example:
-        >>> is_likely(16, [1, 2, 8], [3]), is_likely(12, [1, 2, 8], [3]), is_likely(10, [1, 2, 8], [3])
+        >>> is_likely(16, [1, 2, 8], [3]), is_likely(12, [1, 2, 8], [3]), is_likely(10, [1, 2, 8], [3], is_new=True)
         (True, False, False)
         >>> is_likely(24, [8, 16], [1, 2, 4, 12]), is_likely(20, [8, 16], [1, 2, 4, 12])
         (True, False)
@@ -299,4 +304,5 @@ def is_likely(n: int, ran: Collection[int], failed: Collection[int]) -> bool:
     if any(multiple % size == 0 for size in failed):
         return True
     together = math.lcm(multiple, n)
-    return multiple % (n // (n & -n)) == 0 and all(together % size for size in failed)
+    is_odd_known = multiple % (n // (n & -n)) == 0
+    return (is_odd_known or not is_new) and all(together % size for size in failed)

@@ -20,6 +20,13 @@ def test_divisors_of_a_number_are_found() -> None:
     assert sum(status == "error" for status in statuses(measured).values()) <= 4
 
 
+def test_a_candidate_with_a_new_factor_is_tried() -> None:
+    """Divisors of 1000: 6 raises an error, and no size that ran is a multiple of 25, but the user's maximum is."""
+    device = FakeDevice(affine(0.02, 1e-5), behaviours=(Fails([n for n in range(1, 1001) if 1000 % n]),))
+    _, result = seek(device, 1000)
+    assert result.batch_size == 1000
+
+
 def test_multiples_of_a_number_are_found() -> None:
     """Groups of 8: no size between that is no multiple is made up after the first error among sizes that ran."""
     device = FakeDevice(affine(0.02, 1e-5), behaviours=(Fails([n for n in range(1, 513) if n % 8]),))
