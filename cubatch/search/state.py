@@ -81,12 +81,12 @@ class SearchState:
 
     def is_accepted(self, n: int, *, is_new: bool = False) -> bool:
         """
-        Return whether a size is likely to run, by the sizes that ran and those that raised errors.
+        Return whether a size was requested, or is likely to run by the sizes that ran and those that raised errors.
 
         `is_new` is whether the search made up the size.
         """
         ran = [size for size in self.measured if size not in self.failed]
-        return not self.extends or is_likely(n, ran, self.errors, is_new=is_new)
+        return not self.extends or n in self.requested or is_likely(n, ran, self.errors, is_new=is_new)
 
     def may_add(self, n: int) -> bool:
         """Return whether a size that is no candidate may be measured."""

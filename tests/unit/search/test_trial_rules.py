@@ -85,6 +85,12 @@ def close_in(read: dict[int, float], curve: Callable[[int], float], **more: Any)
     return order
 
 
+def test_a_requested_size_is_tried_although_others_with_its_divisors_failed() -> None:
+    """The user's size, 768, was too expensive at first; then 6 failed. No candidate is larger."""
+    found = view(along(line, 1, 2, 4, 8), ladder=[768], failed={6: "error"}, requested=[768])
+    assert trial_rules.try_requested(found) == [768]
+
+
 def test_a_latency_limit_is_closed_in_upon_in_a_few_trials() -> None:
     """Steps lie on a line through 512 and 1024, so that 0.8 s are taken at 736 exactly."""
     read, goal = along(line, 1, 8, 64, 512, 1024), Goal(latency_limit=0.8)
