@@ -5,8 +5,8 @@ Fit the ratio of measured to counted time of products by cubatch's kernels, to a
 
 For each family a product takes a launch and the longer of two times: factor * counted arithmetic, or bytes at a share
 of the bandwidth.  The share is the same for all families.  The fit minimizes the mean distance of logarithms over the
-fastest variants of convolutions and linear layers that take several launches.  It prints the constants of
-`cubatch/estimate/cubatch_kernels.py`.
+fastest variants of convolutions and linear layers that take several launches.  Only variants that the pass timed are
+counted.  It prints the constants of `cubatch/estimate/cubatch_kernels.py`.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ def passes(result: dict[str, Any], device: Device) -> Iterator[tuple[str, float,
         case = timed["case"]
         facts = dict(case["layer"])
         kind = KINDS.get(facts.pop("type"))
-        took = min((e["seconds"] for e in timed["entries"] if e["side"] == "ours" and e.get("seconds")), default=0.0)
+        ours = {e["name"]: e["seconds"] for e in timed["entries"] if e["side"] == "ours" and e.get("seconds")}
+        took = min(ours.values(), default=0.0)
         if kind is None or took <= SHORTEST or facts["c"] == RGB:
             continue
         layer, pass_ = kind(**facts), Pass(case["pass"])
-        product = counted(layer, pass_, case["batch_size"], device, case["dtype"])
+        product = counted(layer, pass_, case["batch_size"], device, case["dtype"], among=ours)
         if product is not None:
             moved = layer.traffic(pass_, case["batch_size"]) * BYTES_PER_ELEMENT[case["dtype"]]
             yield product.kernel.family, product.seconds, moved / (device.peak_bytes_per_second or math.inf), took

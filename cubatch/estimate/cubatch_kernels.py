@@ -10,7 +10,7 @@ on mma.sync, and products on Hopper.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import attrs
 import numpy as np
@@ -133,16 +133,20 @@ class Counted:
     is_whole: bool = True  # whether it is one launch that neither splits gemm_k nor has phases
 
 
-def counted(layer: Layer, pass_: Pass, batch_size: int, device: Device, dtype: str) -> Counted | None:
+def counted(
+    layer: Layer, pass_: Pass, batch_size: int, device: Device, dtype: str, *, among: Container[str] | None = None
+) -> Counted | None:
     """
     Return the kernel ranked first for a pass, with its blocks and the seconds of its arithmetic.
 
-    The result is None for a pass that only moves bytes.
+    The result is None for a pass that only moves bytes.  `among` holds the names of the kernels that may be returned,
+    at least one of which runs the pass; None: all.
     """
     problem = problem_of(layer, pass_, batch_size, dtype)
     if problem is None:
         return None
-    clocks, parts, kernel = ranking(problem, device)[0]
+    ranked = ranking(problem, device)
+    clocks, parts, kernel = next(each for each in ranked if among is None or each[2].name in among)
     flops = _flops(layer, pass_, batch_size, problem, kernel)
     peak = device_arithmetic.peak_flops_per_second(device, dtype) or math.inf
     seconds = max(clocks / (device.clock_hz or math.inf), flops / peak)
