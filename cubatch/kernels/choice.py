@@ -180,14 +180,14 @@ class TimedChoice:
         prepare: Prepare,
     ) -> str | None:  # fmt: skip
         """
-        Time variants, then the fastest one with other numbers of slices of gemm_k; store and return the fastest's name.
+        Time variants, then the other ways to run the fastest one; store and return the name of the fastest way.
 
         Returns None if timing would take longer than the seconds left, or if no variant runs.
 
         Args:
             key: Key of the stored choice.
             splits: The variants, each with its slices, by name.
-            others: Returns further numbers of slices of a variant, by name.
+            others: Returns other ways to run a variant, by name: see `_others`.
             prepare: Binds a variant to the arrays and returns its launch.
         """
         medians = self._medians(splits, prepare)
