@@ -107,9 +107,7 @@ def test_fit_trains_with_the_size_found_and_from_the_state_before(tmp_path):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     random = torch.get_rng_state()
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer(tmp_path, finder, limit_val_batches=0).fit(model, datamodule=data)
+    trainer(tmp_path, finder, limit_val_batches=0).fit(model, datamodule=data)
 
     size = finder.optimal_batch_size
     assert finder.result.batch_size == size == data.batch_size
@@ -126,9 +124,7 @@ def test_fit_trains_with_the_size_found_and_from_the_state_before(tmp_path):
     alone.load_state_dict(before)
     data.batch_size = size
     torch.set_rng_state(random)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer(tmp_path, limit_val_batches=0).fit(alone, datamodule=data)
+    trainer(tmp_path, limit_val_batches=0).fit(alone, datamodule=data)
     for name, value in model.state_dict().items():  # as if it had been asked for this size from the start
         assert torch.equal(alone.state_dict()[name], value), name
 
@@ -136,9 +132,7 @@ def test_fit_trains_with_the_size_found_and_from_the_state_before(tmp_path):
 def test_fit_times_the_accumulation_of_the_trainer(tmp_path):
     """The timed step has the trainer's eight batches to an optimizer step; the trainer is no state of the module."""
     finder = CubatchBatchSizeFinder(**SHORT)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer(tmp_path, finder, limit_val_batches=0, accumulate_grad_batches=8).fit(Counter(), datamodule=Data())
+    trainer(tmp_path, finder, limit_val_batches=0, accumulate_grad_batches=8).fit(Counter(), datamodule=Data())
     assert finder.result.accumulate == 8
     assert not any("cannot be restored" in reason for reason in finder.result.reasons)
 
@@ -149,9 +143,7 @@ def test_a_target_is_kept_by_accumulation(tmp_path):
     options = {"budget": 120.0, "max_batch_size": target, "memory_limit": "1GiB"}
     began, finder = data.batch_size, CubatchBatchSizeFinder(target_batch_size=target, **options)
     loop = trainer(tmp_path, finder, limit_val_batches=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        loop.fit(Counter(), datamodule=data)
+    loop.fit(Counter(), datamodule=data)
     assert finder.result.accumulate == target // began
     assert data.batch_size * loop.accumulate_grad_batches == target
 
@@ -214,9 +206,7 @@ def test_other_stages_use_the_size_found_too(tmp_path, call):
     """Outputs of the run are of batches of the answer; all is in evaluation mode, also the steps that were timed."""
     model, data, finder, modes = Counter(), Data(), CubatchBatchSizeFinder(**SHORT), set()
     model.net.register_forward_hook(lambda net, *_: modes.update(part.training for part in net.modules()))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        given = getattr(trainer(tmp_path, finder), call)(model, datamodule=data)
+    given = getattr(trainer(tmp_path, finder), call)(model, datamodule=data)
 
     assert finder.result.mode == "inference"
     assert modes == {False}
@@ -282,9 +272,7 @@ class Positive(torch.optim.SGD):
 def test_a_step_is_what_lightnings_loop_makes_of_it(tmp_path):
     """Batches are changed by the hook, tensors made in its precision, metrics kept, parts in evaluation mode so."""
     model, finder = Flat(), CubatchBatchSizeFinder(**SHORT)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer(tmp_path, finder, limit_val_batches=0, precision="64-true").fit(model, datamodule=Moves())
+    trainer(tmp_path, finder, limit_val_batches=0, precision="64-true").fit(model, datamodule=Moves())
     assert all_ran(finder)
     assert finder.result.dtype == "float64"
     assert finder.result.largest_batch_size > NUM_SAMPLES
@@ -521,9 +509,7 @@ def test_weights_that_a_hook_swaps_in_before_validation_are_put_back(tmp_path):
     """Else Lightning's own start takes the averaged ones for the trained, which its end no longer puts back."""
     model, finder = Averaged(), CubatchBatchSizeFinder(**SHORT)
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer(tmp_path, finder).validate(model, datamodule=Data())
+    trainer(tmp_path, finder).validate(model, datamodule=Data())
     assert finder.result.mode == "inference"
     assert all(map(torch.equal, model.parameters(), before))
 
