@@ -1,8 +1,7 @@
 """
 Times, confidence intervals and the recommendation, from all timings of a run.
 
-Raw medians on a plateau pick the size with the luckiest timing.  The posterior pools all sizes, so that a single
-lucky timing moves it little.
+Raw medians on a plateau pick the size with the luckiest timing.  One lucky timing moves the posterior little.
 """
 
 from __future__ import annotations

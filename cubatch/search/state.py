@@ -80,11 +80,7 @@ class SearchState:
         return {n for n, status in self.failed.items() if status == "error"}
 
     def is_accepted(self, n: int, *, is_new: bool = False) -> bool:
-        """
-        Return whether a size was requested, or is likely to run by the sizes that ran and those that raised errors.
-
-        `is_new` is whether the search made up the size.
-        """
+        """Return whether a size was requested, or is likely to run; `is_new` is whether the search made it up."""
         ran = [size for size in self.measured if size not in self.failed]
         return not self.extends or n in self.requested or is_likely(n, ran, self.errors, is_new=is_new)
 
@@ -285,8 +281,7 @@ def is_likely(n: int, ran: Collection[int], failed: Collection[int], *, is_new: 
 
     Two rules are considered: all accepted sizes are multiples of one number, or all divide one number.  By the second,
     a size that the search made up (`is_new`) has no odd factor that the accepted sizes lack.  A rule that contradicts
-    the failures is ignored.  Only a failure between sizes that ran is a sign of a rule: others may show the largest or
-    smallest size of the workload.
+    the failures is ignored.  Only a failure between sizes that ran shows a rule: others may show the end of the range.
 
     Example:
         >>> is_likely(16, [1, 2, 8], [3]), is_likely(12, [1, 2, 8], [3]), is_likely(10, [1, 2, 8], [3], is_new=True)
