@@ -1,7 +1,7 @@
 """
 The snippets of README.md and docs/, and how they run: the very text, in a folder and a cache of its own, on the CPU.
 
-Searches of one process measure virtual time, so that a budget of seconds passes at once.
+Searches of forked scripts measure virtual time, so that a budget of seconds passes at once.
 
 A comment right before a block says where it runs, or with what:
 
@@ -42,9 +42,7 @@ _HEAD = """from types import SimpleNamespace
 from tests import virtual_time
 virtual_time.install(SimpleNamespace(setattr=setattr))
 """
-_COMMAND = f"""#!{sys.executable}
-{_HEAD}
-import sys
+_COMMAND = """import sys
 from cubatch.cli import app
 from cubatch.engine import data
 data._is_there = lambda *_: True  # the sample of MNIST that lies in `mnist` is not fetched again
@@ -115,7 +113,8 @@ def run(
     shutil.copytree(ROOT / "tests/data/mnist-sample", folder / "mnist")
     command = folder / "bin" / "cubatch"
     command.parent.mkdir()
-    command.write_text(_COMMAND, encoding="utf-8")
+    head = "" if run_script is None else _HEAD
+    command.write_text(f"#!{sys.executable}\n{head}{_COMMAND}", encoding="utf-8")
     command.chmod(0o755)
     environment = os.environ | {
         "PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}",
@@ -126,7 +125,7 @@ def run(
     if snippet.language == "console":
         return _compare(snippet.text, folder, environment)
     if snippet.language == "python":
-        (folder / "snippet.py").write_text(_HEAD + snippet.text, encoding="utf-8")
+        (folder / "snippet.py").write_text(head + snippet.text, encoding="utf-8")
     if run_script is not None and (snippet.language == "python" or snippet.has_commands_only):
         script, calls = ("snippet.py", [[]]) if snippet.language == "python" else ("bin/cubatch", snippet.commands)
         done = [run_script(script, folder, environment, words) for words in calls]
