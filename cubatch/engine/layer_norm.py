@@ -58,13 +58,14 @@ def layer_norm(
 
 
 def layer_norm_backward(
-    dy: Any, x: Any, gamma: Any, *, statistics: Any, dgamma: Any, dbeta: Any, out: Any = None, workspace: Any = None
-) -> Any:
+    dy: Any, x: Any, gamma: Any, *, statistics: Any, dgamma: Any, dbeta: Any, residual: Any = None, out: Any = None,
+    workspace: Any = None,
+) -> Any:  # fmt: skip
     """
     Compute the gradients of layer norm's input, scale and shift; return the input's.
 
     With xhat = (x - mean) * inv_std, g = gamma * dy and means over the channels of a position,
-    dx = inv_std * (g - mean(g) - xhat * mean(g * xhat)).
+    dx = inv_std * (g - mean(g) - xhat * mean(g * xhat)) + residual.
 
     Args:
         dy: Gradient of the output (..., c).
@@ -72,6 +73,7 @@ def layer_norm_backward(
         gamma: Scale (c,).
         statistics: As the forward pass kept them.
         dgamma, dbeta: Overwritten with the gradients of scale and shift (c,).
+        residual: Added to dx, of its shape: the gradient from other readers of x. May be `out`.
         out: Where dx goes; may be dy.
         workspace: Scratch memory, see `functional`; None allocates it.
     """
@@ -82,8 +84,7 @@ def layer_norm_backward(
     xp.copyto(area.sums, 0)
     xp.multiply(gamma, 1 / c, out=area.weights)
     for piece in area.pieces():
-        part, (slope, offset), (normed, products) = target[piece], area.columns(piece), area.tiles(piece)
-        factor = factors[piece][:, None]
+        (slope, offset), (normed, products), factor = area.columns(piece), area.tiles(piece), factors[piece][:, None]
         xp.subtract(rows[piece], means[piece][:, None], out=normed)
         xp.multiply(normed, factor, out=normed)
         xp.multiply(normed, errors[piece], out=products)
@@ -91,11 +92,14 @@ def layer_norm_backward(
         area.add_up(errors[piece], area.sums[1])
         xp.matmul(products, area.weights, out=slope)
         xp.matmul(errors[piece], area.weights, out=offset)
+        part = target[piece] if residual is None else products  # the residual may lie there
         xp.multiply(errors[piece], gamma, out=part)
         xp.multiply(normed, slope[:, None], out=normed)
         xp.subtract(part, normed, out=part)
         xp.subtract(part, offset[:, None], out=part)
         xp.multiply(part, factor, out=part)
+        if residual is not None:
+            xp.add(part, residual.reshape(-1, c)[piece], out=target[piece])
     xp.copyto(dgamma, area.sums[0])
     xp.copyto(dbeta, area.sums[1])
     return dx

@@ -12,7 +12,7 @@ from typing import Any
 
 from cubatch.engine.backend import areas, of, take_workspace
 from cubatch.engine.channel_sums import Area
-from cubatch.memory.blocks import Products
+from cubatch.memory.blocks import Ends, Products
 
 
 def scale(x: Any, s: Any, *, out: Any = None) -> Any:
@@ -67,11 +67,34 @@ def _add_up(need: Products, workspace: Any, dy: Any, x: Any, ds: Any, *, first: 
         xp.add(ds, sums, out=ds)
 
 
-def layer_scale(x: Any, gamma: Any, *, out: Any = None) -> Any:
-    """Return each channel of x times its factor `gamma` (c,), the same for all samples; `out` may be x."""
-    xp = of(x)
+def layer_scale(x: Any, gamma: Any, *, residual: Any = None, out: Any = None, workspace: Any = None) -> Any:
+    """
+    Return each channel of x times its factor, the same for all samples, plus another branch: y = x * gamma + residual.
+
+    Args:
+        x: Activations (..., c).
+        gamma: Factors (c,).
+        residual: Added to y, of its shape. None adds nothing.
+        out: Where y goes; may be x or residual.
+        workspace: Scratch memory with a residual, see `functional`; None allocates it.
+    """
+    xp, c = of(x), x.shape[-1]
     y = xp.empty_like(x) if out is None else out
-    xp.multiply(x, gamma, out=y)
+    if residual is None:
+        xp.multiply(x, gamma, out=y)
+        return y
+    rows, target, added, need = (
+        x.reshape(-1, c),
+        y.reshape(-1, c),
+        residual.reshape(-1, c),
+        Ends(itemsize=x.itemsize, row=c),
+    )
+    workspace = take_workspace(workspace, x, need, len(rows))
+    for piece, _ in need.cut(len(rows), workspace.nbytes):
+        part = rows[piece]
+        tile, _ = areas(workspace, need, (len(part), 1), (part.shape, x.dtype), (part.shape, "bool"))
+        xp.multiply(part, gamma, out=tile)
+        xp.add(tile, added[piece], out=target[piece])
     return y
 
 

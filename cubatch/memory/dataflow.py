@@ -12,10 +12,12 @@ from cubatch.network.graph import INPUT, Network, Node
 from cubatch.network.layer import Layer
 from cubatch.network.layers import MaxPool2d, ReLU
 
+_PRODUCT_CURVES = frozenset({"gelu"})  # types of activations with whose slopes kernels/hopper is compiled
+
 
 def is_relu(layer: Layer) -> bool:
     """Return whether a layer is a ReLU."""
-    return isinstance(layer, ReLU)  # the only elementwise function that an epilogue has
+    return isinstance(layer, ReLU)  # the only elementwise function that every epilogue has
 
 
 def _is_pooled_relu(node: Node, readers: Sequence[Node]) -> bool:
@@ -99,17 +101,24 @@ class Dataflow:
         reader: a product that reads a ReLU first applies its slope to the whole gradient.
         """
         name = node.inputs[0]
-        if name == INPUT or not node.layer.adds_gradients or self._named[name][0] is not node:
+        is_pool = node.layer.adds_gradients and not node.layer.parameters  # a layer norm has parameters
+        if name == INPUT or not is_pool or self._named[name][0] is not node:
             return None
         source = self.nodes[name]
         return source if source.layer.has_statistics else self.undoing(source)
 
-    def slope(self, node: Node) -> Node | None:
+    def is_of_product(self, node: Node) -> bool:
+        """Return whether a node reads the result of a convolution or linear layer whose kernels have an epilogue."""
+        return node.inputs[0] != INPUT and self.nodes[node.inputs[0]].layer.has_epilogue
+
+    def slope(self, node: Node, *, curves: bool = False) -> Node | None:
         """
         Return the ReLU whose slope a node can apply to the gradient of its only input; None if there is none.
 
         The ReLU is the input itself or the input under another shape.  The node must be its first reader: the backward
         pass runs in reverse order, so the node's part of the gradient is the last one.
+
+        With `curves` the result may also be a GELU of a product's result, which is stored.
         """
         reader, name = node, node.inputs[0]
         if not node.layer.has_epilogue:
@@ -117,6 +126,8 @@ class Dataflow:
         while name != INPUT and self._named[name][0] is reader:
             source = self.nodes[name]
             if is_relu(source.layer) and not self.is_alias(source):
+                return source
+            if curves and source.layer.type in _PRODUCT_CURVES and self.is_of_product(source):
                 return source
             if not source.layer.aliases_input:
                 return None

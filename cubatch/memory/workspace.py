@@ -46,7 +46,7 @@ def kernel_workspace_bytes(op: Op, program: Schedule, samples: int, dtype: str, 
             own += filter_bytes(shape, dtype)
         if op.summed is None:
             return own
-        h, w, channels = op.summed.layer.input_shape
+        h, w, channels = op.summed.layer.output_shape
         return own + misc.norm_sums_workspace(samples * h * w, channels, dtype, device)
     if op.kind == "update":
         is_scaled = dtype in LOSS_SCALE_BYTES and not program.single  # a layer on its own has no optimizer step
@@ -183,8 +183,13 @@ def _curve(layer: Layer, _kind: str, itemsize: int) -> Scratch:
     return (Curve(itemsize=itemsize),), math.prod(layer.output_shape)
 
 
-def _layer_scale(layer: layers.LayerScale, kind: str, itemsize: int) -> Scratch:
-    return ((), 0) if kind == "forward" else _by_position(Norm)(layer, kind, itemsize)
+def _layer_scale(
+    layer: layers.LayerScale, kind: str, itemsize: int, ending: frozenset[str] = blocks.PLAIN
+) -> Scratch:  # fmt: skip
+    h, w, c = layer.input_shape
+    if kind != "forward":
+        return _by_position(Norm)(layer, kind, itemsize)
+    return ((Ends(itemsize=itemsize, row=c),), h * w) if ending else ((), 0)
 
 
 def _attention(layer: layers.Attention, kind: str, itemsize: int) -> Scratch:

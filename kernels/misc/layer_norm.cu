@@ -8,7 +8,7 @@
 //   layer_norm            y, and in training statistics[2][rows] = mean and inv_std
 //   layer_norm_sums       partials[tile][2][C] = sums of dy * xhat and of dy over a tile of rows; without statistics
 //                         xhat is x.  batch_norm_backward_finish makes dgamma and dbeta of them
-//   layer_norm_backward   dx
+//   layer_norm_backward   dx; layer_norm_backward_add: dx + residual, the gradient of other readers of x
 //
 // A row is read once from memory and again from the cache.  The first mean is off by the rounding of a sum of x; the
 // second pass sums the deviations from it and their squares, which shows by how much, so that a mean of many deviations
@@ -85,10 +85,10 @@ layer_norm(const CB_ELEMENT* x, const CB_ELEMENT* gamma, const CB_ELEMENT* beta,
   }
 }
 
-template <int V>
+template <int V, bool ADDS>
 CB_DEVICE void row_gradients(const CB_ELEMENT* dy, const CB_ELEMENT* x, const CB_ELEMENT* gamma,
-                             const float* statistics, CB_ELEMENT* dx, i64 num_rows, int channels, int lanes,
-                             float* shared) {
+                             const float* statistics, [[maybe_unused]] const CB_ELEMENT* residual, CB_ELEMENT* dx,
+                             i64 num_rows, int channels, int lanes, float* shared) {
   for_rows(num_rows, channels, lanes, [&](const RowWalk& at) {
     const i64 begin = at.row * channels;
     const auto load = [&](int c) {
@@ -113,28 +113,44 @@ CB_DEVICE void row_gradients(const CB_ELEMENT* dy, const CB_ELEMENT* x, const CB
     for_vectors<V>(at, load, [&](int c, const Pair<V>& loaded) {
       float scale[V];
       load_channels<V>(gamma + c, scale);
-      Vec<CB_ELEMENT, V> result;
+      Vec<CB_ELEMENT, V> result, added = {};
+      if constexpr (ADDS) added = cb_read<CB_ELEMENT, V>(residual + begin + c);
       CB_UNROLL
       for (int v = 0; v < V; ++v) {
         const float linear = fmaf((to_float(loaded.x.v[v]) - mean) * inv_std, product, sum);
-        result.v[v] = from_float<CB_ELEMENT>((to_float(loaded.dy.v[v]) * scale[v] - linear) * inv_std);
+        const float own = (to_float(loaded.dy.v[v]) * scale[v] - linear) * inv_std;
+        result.v[v] = from_float<CB_ELEMENT>(ADDS ? own + to_float(added.v[v]) : own);
       }
       cb_write<CB_ELEMENT, V>(dx + begin + c, result);
     });
   });
 }
 
+template <bool ADDS>
+CB_DEVICE void all_gradients(const CB_ELEMENT* dy, const CB_ELEMENT* x, const CB_ELEMENT* gamma,
+                             const float* statistics, const CB_ELEMENT* residual, CB_ELEMENT* dx, i64 num_rows,
+                             int channels, int lanes, int vector) {
+  cb_dependent_launch();
+  CB_SHARED(float, shared, WARPS);
+  if (vector > 1) {
+    row_gradients<WIDE, ADDS>(dy, x, gamma, statistics, residual, dx, num_rows, channels, lanes, shared);
+  } else {
+    row_gradients<1, ADDS>(dy, x, gamma, statistics, residual, dx, num_rows, channels, lanes, shared);
+  }
+}
+
 // dx may be dy.
 CB_KERNEL(THREADS, 3)
 layer_norm_backward(const CB_ELEMENT* dy, const CB_ELEMENT* x, const CB_ELEMENT* gamma, const float* statistics,
                     CB_ELEMENT* dx, i64 num_rows, int channels, int lanes, int vector) {
-  cb_dependent_launch();
-  CB_SHARED(float, shared, WARPS);
-  if (vector > 1) {
-    row_gradients<WIDE>(dy, x, gamma, statistics, dx, num_rows, channels, lanes, shared);
-  } else {
-    row_gradients<1>(dy, x, gamma, statistics, dx, num_rows, channels, lanes, shared);
-  }
+  all_gradients<false>(dy, x, gamma, statistics, nullptr, dx, num_rows, channels, lanes, vector);
+}
+
+// dx may be dy or residual.
+CB_KERNEL(THREADS, 3)
+layer_norm_backward_add(const CB_ELEMENT* dy, const CB_ELEMENT* x, const CB_ELEMENT* gamma, const float* statistics,
+                        const CB_ELEMENT* residual, CB_ELEMENT* dx, i64 num_rows, int channels, int lanes, int vector) {
+  all_gradients<true>(dy, x, gamma, statistics, residual, dx, num_rows, channels, lanes, vector);
 }
 
 // A pair of vectors, and what belongs to their row.

@@ -4,7 +4,7 @@
 //
 //   global_avg_pool            y[n,c] = sum over rows of x[n,row,c] / rows
 //   global_avg_pool_backward   dx[n,row,c] = dy[n,c] / rows [+ residual]
-//   scale                      y[n,row,c] = x[n,row,c] * s[n,c]
+//   scale                      y[n,row,c] = x[n,row,c] * s[n,c]; scale_add: + residual[n,row,c]
 //   scale_backward             dx[n,row,c] = dy[n,row,c] * s[n,c],  ds[n,c] = sum over rows of dy * x
 //
 //   grid    (n, blocks of channels) where rows are summed: a block sums all of them, in one order
@@ -114,14 +114,37 @@ CB_DEVICE Vec<CB_ELEMENT, V> multiply(const Vec<CB_ELEMENT, V>& values, const fl
 }
 
 template <int V>
-CB_DEVICE void scale_rows(const CB_ELEMENT* x, const CB_ELEMENT* s, CB_ELEMENT* y, int num_rows, int rows_per_tile,
-                          int channels, int lanes) {
+struct Scaled {
+  Vec<CB_ELEMENT, V> x, added;
+};
+
+template <int V, bool ADDS>
+CB_DEVICE void scale_rows(const CB_ELEMENT* x, const CB_ELEMENT* s, [[maybe_unused]] const CB_ELEMENT* residual,
+                          CB_ELEMENT* y, int num_rows, int rows_per_tile, int channels, int lanes) {
   const Column at = column_of_thread(lanes);
   const SampleRows of = rows_of_sample(num_rows, rows_per_tile);
   const int channel = ((int)cb_block_y() * lanes + at.lane) * V;
   if (channel >= channels) return;
   float factors[V];
   load_channels<V>(s + of.n * channels + channel, factors);
+  if constexpr (ADDS) {
+    walk<LOADS>(
+        of.rows.begin + at.row_lane, of.rows.end, at.num_row_lanes,
+        [&](i64 row) {
+          const i64 place = row * channels + channel;
+          return Scaled<V>{cb_read<CB_ELEMENT, V>(x + place), cb_read<CB_ELEMENT, V>(residual + place)};
+        },
+        [&](i64 row, const Scaled<V>& loaded) {
+          Vec<CB_ELEMENT, V> result;
+          CB_UNROLL
+          for (int v = 0; v < V; ++v) {
+            const float sum = fmaf(to_float(loaded.x.v[v]), factors[v], to_float(loaded.added.v[v]));
+            result.v[v] = from_float<CB_ELEMENT>(sum);
+          }
+          cb_write<CB_ELEMENT, V>(y + row * channels + channel, result);
+        });
+    return;
+  }
   walk<LOADS>(
       of.rows.begin + at.row_lane, of.rows.end, at.num_row_lanes,
       [&](i64 row) { return cb_read<CB_ELEMENT, V>(x + row * channels + channel); },
@@ -130,16 +153,29 @@ CB_DEVICE void scale_rows(const CB_ELEMENT* x, const CB_ELEMENT* s, CB_ELEMENT* 
       });
 }
 
+template <bool ADDS>
+CB_DEVICE void scale_all(const CB_ELEMENT* x, const CB_ELEMENT* s, const CB_ELEMENT* residual, CB_ELEMENT* y,
+                         int num_rows, int rows_per_tile, int channels, int lanes, int vector) {
+  cb_dependent_launch();
+  if (vector > 1) {
+    scale_rows<WIDE, ADDS>(x, s, residual, y, num_rows, rows_per_tile, channels, lanes);
+  } else {
+    scale_rows<1, ADDS>(x, s, residual, y, num_rows, rows_per_tile, channels, lanes);
+  }
+}
+
 // y may be x.
 CB_KERNEL(THREADS, 3)
 scale(const CB_ELEMENT* x, const CB_ELEMENT* s, CB_ELEMENT* y, int num_rows, int rows_per_tile, int channels, int lanes,
       int vector) {
-  cb_dependent_launch();
-  if (vector > 1) {
-    scale_rows<WIDE>(x, s, y, num_rows, rows_per_tile, channels, lanes);
-  } else {
-    scale_rows<1>(x, s, y, num_rows, rows_per_tile, channels, lanes);
-  }
+  scale_all<false>(x, s, nullptr, y, num_rows, rows_per_tile, channels, lanes, vector);
+}
+
+// y may be x or residual.
+CB_KERNEL(THREADS, 3)
+scale_add(const CB_ELEMENT* x, const CB_ELEMENT* s, const CB_ELEMENT* residual, CB_ELEMENT* y, int num_rows,
+          int rows_per_tile, int channels, int lanes, int vector) {
+  scale_all<true>(x, s, residual, y, num_rows, rows_per_tile, channels, lanes, vector);
 }
 
 template <int V>

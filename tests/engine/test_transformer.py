@@ -65,9 +65,10 @@ def test_layer_norm_normalises_each_position(shape, far, dtype, target, seed):
     assert_within(y, want, bound + gamma(2, u) * (abs(want) + abs(beta)), axes="ntc", label=str(shape))
 
 
+@pytest.mark.parametrize("over", ["dy", "residual"])
 @pytest.mark.parametrize("target", [0, 2**20])
-def test_layer_norm_gradients_are_its_slopes(target):
-    """Through the statistics too: they depend on x; dx may be written over dy."""
+def test_layer_norm_gradients_are_its_slopes(target, over):
+    """Through the statistics too: they depend on x; dx may be written over dy, or over what is added to it."""
     random = np.random.default_rng(8)
     x, gamma_, beta = random.standard_normal((3, 4, 5)), random.standard_normal(5), random.standard_normal(5)
     weights, statistics = random.standard_normal(x.shape), np.empty(24)
@@ -78,11 +79,15 @@ def test_layer_norm_gradients_are_its_slopes(target):
     functional.layer_norm(x, gamma_, beta, eps=1e-3, statistics=statistics)
     dy, dgamma, dbeta = weights.copy(), np.full(5, np.nan), np.full(5, np.nan)
     workspace = room(blocks.RowNorm(itemsize=8, channels=5), 12, target)
+    other = random.standard_normal(x.shape)
+    held = {"dy": dy, "residual": other.copy()}
+    residual = held["residual"] if over == "residual" else None
     dx = functional.layer_norm_backward(
-        dy, x, gamma_, statistics=statistics, dgamma=dgamma, dbeta=dbeta, out=dy, workspace=workspace
-    )
-    assert dx is dy
-    check_gradient(lambda value: loss(x=value), x, dx)
+        dy, x, gamma_, statistics=statistics, dgamma=dgamma, dbeta=dbeta, residual=residual, out=held[over],
+        workspace=workspace,
+    )  # fmt: skip
+    assert dx is held[over]
+    check_gradient(lambda value: loss(x=value), x, dx - (other if over == "residual" else 0))
     check_gradient(lambda value: loss(gamma_=value), gamma_, dgamma)
     check_gradient(lambda value: loss(beta=value), beta, dbeta)
 
@@ -99,6 +104,9 @@ def test_layer_scale_and_its_gradients(shape, dtype, target):
     gamma_ *= random.uniform(-1, 1, shape[-1])
     want_dx, terms = dy * gamma_, dy.astype(np.float64) * x
     np.testing.assert_array_equal(functional.layer_scale(x, gamma_), x * gamma_)
+    scratch, other = room(blocks.Ends(itemsize=x.itemsize, row=shape[-1]), shape[0] * shape[1], target), dy.copy()
+    functional.layer_scale(x, gamma_, residual=other, out=other, workspace=scratch)
+    np.testing.assert_array_equal(other, x * gamma_ + dy)
     workspace = room(blocks.Norm(itemsize=x.itemsize, channels=shape[-1]), shape[0] * shape[1], target)
     functional.layer_scale_backward(dy, x, gamma_, dgamma=dgamma, out=dy, workspace=workspace)
     np.testing.assert_array_equal(dy, want_dx)

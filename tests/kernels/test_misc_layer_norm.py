@@ -97,12 +97,12 @@ def test_equal_values_have_no_deviation_however_large_they_are(launcher, channel
     assert_within(launcher.get(statistics)[4:], np.full(4, inverse), within, label="inverse deviation")
 
 
-@given(case=rows_of_channels(), in_place=st.booleans())
-@settings(max_examples=25, deadline=None)
-def test_its_gradients_are_those_of_float64(launcher, case, in_place):
+@given(case=rows_of_channels(), over=st.sampled_from(["", "dy", "residual"]), adds=st.booleans())
+@settings(max_examples=35, deadline=None)
+def test_its_gradients_are_those_of_float64(launcher, case, over, adds):
     """
     From statistics that were kept in float32, which are the kernel's input: sums of c terms for dx, of the rows for
-    dgamma and dbeta; dx may be written over dy.
+    dgamma and dbeta; dx may be written over dy or another branch's gradient, which is added to it.
     """
     case["far"] = min(case["far"], 8)
     x, dy, gamma_, _ = arrays_of(case)
@@ -111,19 +111,24 @@ def test_its_gradients_are_those_of_float64(launcher, case, in_place):
     kept = np.stack([mean.ravel(), 1 / np.sqrt(variance.ravel() + EPS)]).astype(np.float32)
     center, inv_std = kept.astype(np.float64).reshape(2, *x.shape[:2], 1)
     dgamma, dbeta = (launcher.unwritten((c,), x.dtype) for _ in range(2))
-    errors = place(launcher, dy, case["shift"])
-    dx = errors if in_place else room(launcher, x.shape, x.dtype, case["shift"])
+    adds = adds or over == "residual"
+    other = drawn(np.random.default_rng(rows), x.shape, case["dtype"])
+    errors, residual = (place(launcher, each, case["shift"]) for each in (dy, other))
+    outs = {"dy": errors, "residual": residual}
+    dx = outs[over] if over else room(launcher, x.shape, x.dtype, case["shift"])
     context = launcher.context(reverses_sums=case["reverses"])
     layer_norm.layer_norm_backward(
         context, errors, place(launcher, x, case["shift"]), place(launcher, gamma_),
-        statistics=launcher.put(kept), dgamma=dgamma, dbeta=dbeta, out=dx,
+        statistics=launcher.put(kept), dgamma=dgamma, dbeta=dbeta, residual=residual if adds else None, out=dx,
     )  # fmt: skip
     wide, e = decoded(x), decoded(dy)
     xhat, g = (wide - center) * inv_std, e * decoded(gamma_)
     sizes = (abs(wide - center) + U * abs(wide)) * inv_std * (1 + gamma(2, U))
     want = inv_std * (g - g.mean(-1, keepdims=True) - xhat * (g * xhat).mean(-1, keepdims=True))
     spread = abs(g) + abs(g).mean(-1, keepdims=True) + sizes * (abs(g) * sizes).mean(-1, keepdims=True)
-    within = bound(c + 12, inv_std * spread, want, case["dtype"])
+    added = decoded(other) * adds
+    want = want + added
+    within = bound(c + 13, inv_std * spread + abs(added), want, case["dtype"])
     assert_within(decoded(launcher.get(dx)), want, within, axes="ntc", label=f"dx {case}")
     for array, terms, size in ((dgamma, e * xhat, abs(e) * sizes), (dbeta, e, abs(e))):
         sums = terms.sum((0, 1))
@@ -131,23 +136,29 @@ def test_its_gradients_are_those_of_float64(launcher, case, in_place):
         assert_within(decoded(launcher.get(array)), sums, within, label=f"sums {case}")
 
 
-@given(case=rows_of_channels(), in_place=st.booleans())
-@settings(max_examples=15, deadline=None)
-def test_layer_scale_and_its_gradients(launcher, case, in_place):
-    """A product each; the factors' gradient is a sum of as many products as there are positions."""
+@given(case=rows_of_channels(), in_place=st.booleans(), adds=st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_layer_scale_and_its_gradients(launcher, case, in_place, adds):
+    """A product each, with another branch added; the factors' gradient is a sum of products, one for each position."""
     case["far"] = 0
     x, dy, gamma_, _ = arrays_of(case)
     rows = x.size // x.shape[-1]
     arrays = place(launcher, dy, case["shift"]), place(launcher, x, case["shift"])
     dgamma, factors = launcher.unwritten(gamma_.shape, x.dtype), place(launcher, gamma_)
-    y = room(launcher, x.shape, x.dtype, case["shift"])
-    scaling.layer_scale(launcher.context(), arrays[1], factors, out=y)
+    y, other = (
+        room(launcher, x.shape, x.dtype, case["shift"]),
+        drawn(np.random.default_rng(rows), x.shape, case["dtype"]),
+    )
+    residual = place(launcher, other, case["shift"])
+    y = residual if in_place and adds else y
+    scaling.layer_scale(launcher.context(), arrays[1], factors, residual=residual if adds else None, out=y)
     dx = arrays[0] if in_place else room(launcher, x.shape, x.dtype, case["shift"])
     context = launcher.context(reverses_sums=case["reverses"])
     scaling.layer_scale_backward(context, *arrays, factors, dgamma=dgamma, out=dx)
-    for got, of in ((y, x), (dx, dy)):
-        want = decoded(of) * decoded(gamma_)
-        assert_within(decoded(launcher.get(got)), want, bound(1, abs(want), want, case["dtype"]), label=str(case))
+    for got, of, added in ((y, x, decoded(other) * adds), (dx, dy, 0 * decoded(other))):
+        product = decoded(of) * decoded(gamma_)
+        want, size = product + added, abs(product) + abs(added)
+        assert_within(decoded(launcher.get(got)), want, bound(2, size, want, case["dtype"]), label=str(case))
     terms = decoded(x) * decoded(dy)
     within = bound(rows + 2, abs(terms).sum((0, 1)), terms.sum((0, 1)), case["dtype"])
     assert_within(decoded(launcher.get(dgamma)), terms.sum((0, 1)), within, label=f"dgamma {case}")

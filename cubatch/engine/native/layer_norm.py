@@ -32,12 +32,14 @@ def layer_norm_backward(context: Context, given: SimpleNamespace) -> Any:
     """Launch the kernels of `functional.layer_norm_backward` in `batch_norm_backward_workspace` bytes; return dx."""
     dy, x, gamma, dgamma, dbeta, dx = given.dy, given.x, given.gamma, given.dgamma, given.dbeta, given.out
     channels, statistics = x.shape[-1], given.statistics.reshape(-1)
-    check(x.dtype, x.shape, dy=dy, x=x, out=dx)
+    check(x.dtype, x.shape, dy=dy, x=x, residual=given.residual, out=dx)
     check(x.dtype, (channels,), gamma=gamma, dgamma=dgamma, dbeta=dbeta)
     check(np.float32, (2 * (x.size // channels),), statistics=statistics)
     parameter_sums(context, dy, x, statistics=statistics, dgamma=dgamma, dbeta=dbeta, workspace=given.workspace)
-    grid, numbers = _row_grid(context, dy, x, dx)
-    context.run("layer_norm_backward", x, grid, dy, x, gamma, statistics, dx, *numbers)
+    added = [] if given.residual is None else [given.residual]
+    grid, numbers = _row_grid(context, dy, x, dx, *added)
+    name = "layer_norm_backward_add" if added else "layer_norm_backward"
+    context.run(name, x, grid, dy, x, gamma, statistics, *added, dx, *numbers)
     return dx
 
 

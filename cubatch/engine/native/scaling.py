@@ -14,12 +14,14 @@ from cubatch.kernels.workspace.misc import layer_scale_backward_workspace, walke
 
 
 @operation(out=lambda given: given.x.shape)
-def scale(context: Context, given: SimpleNamespace) -> Any:
+def scale(context: Context, given: SimpleNamespace, *, residual: Any = None) -> Any:
+    """Launch the kernel of `functional.scale`, and add the residual, of x's shape, which may be y; None: nothing."""
     x, s, y, (n, h, w, c) = given.x, given.s, given.out, given.x.shape
-    check(x.dtype, x=x)
+    check(x.dtype, x.shape, x=x, residual=residual)
     check(x.dtype, (n, 1, 1, c), s=s)
-    grid, numbers = sample_walk_grid(context, x.shape, vector_width(context, c, x, y), x.itemsize)
-    context.run("scale", x, grid, x, s, y, h * w, *numbers)
+    added = [] if residual is None else [residual]
+    grid, numbers = sample_walk_grid(context, x.shape, vector_width(context, c, x, y, *added), x.itemsize)
+    context.run("scale_add" if added else "scale", x, grid, x, s, *added, y, h * w, *numbers)
     return y
 
 
@@ -38,7 +40,9 @@ def layer_scale(context: Context, given: SimpleNamespace) -> Any:
     x, gamma, channels = given.x, given.gamma, given.x.shape[-1]
     check(x.dtype, (channels,), gamma=gamma)
     sample = (1, x.size // channels, 1, channels)  # all positions as those of one sample
-    scale(context, x.reshape(sample), gamma.reshape(1, 1, 1, channels), out=given.out.reshape(sample))
+    residual = None if given.residual is None else given.residual.reshape(sample)
+    factors = gamma.reshape(1, 1, 1, channels)
+    scale(context, x.reshape(sample), factors, residual=residual, out=given.out.reshape(sample))
     return given.out
 
 

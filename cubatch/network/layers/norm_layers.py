@@ -41,7 +41,7 @@ class BatchNorm2d(
 
 
 @attrs.frozen(kw_only=True)
-class LayerScale(Layer, type="layer_scale", in_place=True, backward_reads=frozenset("x")):
+class LayerScale(Layer, type="layer_scale", in_place=True, can_add=True, backward_reads=frozenset("x")):
     """A trained factor for each channel, the same for all samples (Touvron et al., 2021, arXiv:2103.17239)."""
 
     @property
@@ -51,7 +51,7 @@ class LayerScale(Layer, type="layer_scale", in_place=True, backward_reads=frozen
 
 
 @attrs.frozen(kw_only=True)
-class LayerNorm(Layer, type="layer_norm", backward_reads=frozenset("x")):
+class LayerNorm(Layer, type="layer_norm", adds_gradients=True, backward_reads=frozenset("x")):
     """
     Normalization over the channels of each position, with a trained scale and shift.
 
