@@ -24,7 +24,7 @@ from cubatch.units import shown
 MOST = 1e30
 """Largest figure: more than all FLOP ever done, and its square and its inverse are finite numbers."""
 MAX_BATCH_SIZE = 2**31 - 1
-EXPERIMENTAL = ("flash_attention", "norm_sums", "reversed_sums", "space_to_depth")
+EXPERIMENTAL = ("flash_attention", "gelu_products", "norm_sums", "reversed_sums", "space_to_depth")
 """Ways to run cubatch kernels that were not measured on a GPU yet: see `Model` in `cubatch.engine.network`."""
 
 

@@ -64,8 +64,8 @@ def layer_norm_backward(
     """
     Compute the gradients of layer norm's input, scale and shift; return the input's.
 
-    With xhat = (x - mean) * inv_std, g = gamma * dy and means over the channels of a position,
-    dx = inv_std * (g - mean(g) - xhat * mean(g * xhat)) + residual.
+    With xhat = (x - mean) * inv_std and g = gamma * dy,
+    dx = inv_std * (g - mean(g) - xhat * mean(g * xhat)) + residual. Means are over the channels of a position.
 
     Args:
         dy: Gradient of the output (..., c).

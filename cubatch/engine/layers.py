@@ -55,12 +55,16 @@ class Ops:
 
 def _shared_sums(at: Bound, name: str) -> dict[str, Any]:
     """
-    Return the arguments of kernels where a product computes the sums of a batch norm next to it (`Op.summed`).
+    Return the arguments of kernels where a product computes the sums of a batch norm next to it, or a slope.
 
-    A product gets the arguments of its norm as "norm". A norm gets what the product computed: "has_statistics" forward,
-    "means" backward. Empty if no product computes sums.
+    A product gets the arguments of its norm, or of the activation before it, as "norm". A norm gets what the product
+    computed: "has_statistics" forward, "means" backward. Empty if no product computes sums.
     """
     place, norm = at.place, at.op.summed
+    if "curved" in at.reads:
+        bias = None if norm is None else place.gradients[norm.name]["b"]
+        curve = {"kind": at.op.activation, "x": at.reads["curved"], "db": bias}
+        return {} if name.endswith("_wgrad") else {"norm": curve}
     if norm is None and at.layer.has_statistics:
         is_done = at.op.kind == "forward" and "statistics" in at.reads
         return {"has_statistics": True} if is_done else {role: at.reads[role] for role in {"means"} & {*at.reads}}
@@ -128,7 +132,7 @@ def bind(op: Op, place: Place, *, training: bool) -> Work:
 
 def _shaped(op: Op, layer: Layer, role: str, array: Any) -> Any:
     """Return a view of a buffer with the shape that a layer expects of its role in an operation: "x0", "dy", "mask"."""
-    if role in {"residual", "positive", "parts"}:  # of what the operation makes
+    if role in {"residual", "positive", "parts", "curved"}:  # of what the operation makes
         role = "y" if op.kind == "forward" else "x0"
     if role == "pooled":
         return array.reshape(len(array), -1)
@@ -170,6 +174,8 @@ def arguments(at: Bound) -> dict[str, Any]:
     given |= {**at.parameters} | {f"d{name}": array for name, array in at.gradients.items()}
     if op.norm:
         given.pop("b", None)  # the folded norm contains it
+    if op.has_bias_gradient:
+        given.pop("db", None)
     if "folded" in at.reads:
         given["scale"], given["shift"] = at.reads["folded"]
     roles = {"x0": ("x",), "x1": ("s",), "dx0": ("out", "dx"), "dx1": ("ds",)}

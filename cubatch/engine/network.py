@@ -63,11 +63,12 @@ class Model(Learned):
         operations: Functions instead of both, under the names of `functional`; needed for 16 bits without kernels.
         graphs: Steps on hand-written kernels may be CUDA graphs; False launches their kernels one by one.
         experimental: Names of ways to run hand-written kernels that were not measured on a GPU yet. With "norm_sums"
-            products of a training step compute the sums of the batch norms next to them. With "space_to_depth" a
-            network's batch is stored in patches of the stride of its first convolution, for faster kernels. With
-            "flash_attention" attention in training stores a number per query and head instead of its weights. It needs
-            16 bits, sm_80 and heads of at most 64 channels; without them weights are stored. With "reversed_sums"
-            kernels that sum over the batch read it from the last row to the first.
+            products of a training step compute the sums of the batch norms next to them. With "gelu_products" they
+            apply the slope of GELU and compute the gradient of the bias before it, in 16 bits on Hopper. With
+            "space_to_depth" a network's batch is stored in patches of the stride of its first convolution, for faster
+            kernels. With "flash_attention" attention in training stores a number per query and head instead of its
+            weights. It needs 16 bits, sm_80 and heads of at most 64 channels; without them weights are stored. With
+            "reversed_sums" kernels that sum over the batch read it from the last row to the first.
 
     Raises:
         UnsupportedLayer: If the engine cannot compute one of the layers.

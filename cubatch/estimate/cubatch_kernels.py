@@ -46,6 +46,16 @@ bounds.  Tensor cores lower the clock there to 1.4 to 1.65 GHz by the power limi
 wgmma.
 """
 
+_LANES_PER_CLOCK = 128
+"""Lanes of an SM that an instruction is issued for in a clock: 4 schedulers with 32 lanes."""
+
+_SLOPE_INSTRUCTIONS = 31
+"""
+Instructions of the slope of GELU and of a bias's sum for each element in an epilogue.
+
+Counted in the machine code of a tile of 128 x 256 for sm_90a, compiled by NVRTC 12.9: what it has more than without.
+"""
+
 
 def pass_seconds(
     layer: Layer,
@@ -63,6 +73,9 @@ def pass_seconds(
     # tile while it stores it, and a launch or two add up the tiles. If the kernel cannot, those of the norm follow. Of
     # attention: whether logarithms of sums are saved instead of weights
     summed: bool = False,
+    # whether an input's gradient is multiplied by the slope of GELU. With `summed` the product then sums the gradient
+    # of a bias. If the kernel cannot, further launches follow
+    curved: bool = False,
 ) -> tuple[Array, tuple[str, ...], Array]:
     """
     Predict the time of one pass by cubatch kernels at each batch size, and the kernel that runs.
@@ -74,7 +87,7 @@ def pass_seconds(
     statistics and the gradients of parameters without products are sums of tiles, which a launch of its own adds up.
     On Hopper products take longer, as measured on an H200: arithmetic by family, bytes by 1 / 0.75.  A filter's
     gradient with a bias reads the outputs' gradient once more.  Winograd's algorithm has fewer FLOP than the layer, and
-    its transforms take clocks.  An unknown peak rate is no bound.
+    its transforms take clocks.  Tensor cores wait while an epilogue computes slopes.  An unknown peak rate is no bound.
 
     Returns:
         Seconds, kernel name ("bytes" for a pass that only moves data), and blocks of its grid (0 for "bytes"), each by
@@ -113,8 +126,14 @@ def pass_seconds(
         again = n * _outputs(layer) if pass_ is Pass.WGRAD and "b" in layer.parameter_shapes else 0
         per_second = device.peak_bytes_per_second / BYTES_PER_ELEMENT[dtype] / scales.memory
         times, share = _measured(device, product.kernel.family)
-        longest = max(scales.compute * times * product.seconds, moved / per_second / share)
-        if summed:
+        arithmetic, elements, launches = product.seconds, 0.0, 0
+        if curved:
+            clocks, elements, launches = _slope(layer, n, product, device, summed=summed)
+            arithmetic += clocks / device.clock_hz
+        longest = max(scales.compute * times * arithmetic, moved / per_second / share)
+        if curved:
+            longest += elements / per_second / MOVED_SHARE + launches * LAUNCH_SECONDS
+        elif summed:
             elements, launches = _sums_of_norm(layer, pass_, n, product)
             longest += elements / per_second / MOVED_SHARE + launches * LAUNCH_SECONDS
         seconds.append(longest + LAUNCH_SECONDS + (again / per_second / MOVED_SHARE + LAUNCH_SECONDS) * bool(again))
@@ -186,6 +205,29 @@ def _sums(layer: Layer, pass_: Pass, *, saves: bool) -> tuple[int, int]:
     if layer.has_statistics and pass_ is Pass.FPROP and saves:
         return math.prod(layer.input_shape), 3  # moments of tiles, their merging, and the norm
     return 0, 2 if pass_ is Pass.WGRAD else 1
+
+
+def _slope(
+    layer: Layer, batch_size: int, product: Counted, device: Device, *, summed: bool
+) -> tuple[float, float, int]:
+    """
+    Return the clocks of GELU's slope in an input's gradient, the elements moved in addition, and the launches.
+
+    The clocks are those of an SM, which issues an instruction for 128 lanes in a clock.  They are 0 if the kernel has
+    no such epilogue: then the slope, and a bias's sums, are launches behind it.
+    """
+    h, w, channels = layer.input_shapes[0]
+    kernel, rows = product.kernel, batch_size * h * w
+    is_product = kernel.family == "hopper" and kernel.operation == "gemm_nn"
+    if not (product.is_whole and is_product and kernel.dtype in {"float16", "bfloat16"}):
+        return 0.0, rows * channels * (2 + summed), 1 + 2 * summed
+    clocks = rows * channels * _SLOPE_INSTRUCTIONS / (_LANES_PER_CLOCK * (device.num_sms or 1))
+    if not summed:
+        return clocks, 0.0, 0
+    tile = tile_of(kernel)
+    tiles = -(-rows // (tile.m if tile.swapped else tile.m // 2))
+    floats = 2 * tiles * channels * BYTES_PER_ELEMENT["float32"] / BYTES_PER_ELEMENT[kernel.dtype]
+    return clocks, floats, 1 + bool(merged_tiles(tiles)[0])
 
 
 def _sums_of_norm(layer: Layer, pass_: Pass, batch_size: int, product: Counted) -> tuple[float, int]:

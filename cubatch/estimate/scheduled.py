@@ -15,7 +15,7 @@ import attrs
 from cubatch.memory.plan import schedule_of
 from cubatch.memory.schedule_records import Op
 from cubatch.network.graph import Node, Spec, cached, layer_passes
-from cubatch.network.layer import Layer
+from cubatch.network.layer import Layer, without_bias
 from cubatch.network.passes import Pass
 
 
@@ -31,8 +31,9 @@ class Scheduled:
     more: int
     computed: Layer | None = None  # the layer that kernels compute instead of the node's, see `Op`; None: the node's
     # whether a product's pass also computes the sums of a batch norm, or a norm's pass does not, or attention's passes
-    # share logarithms of sums instead of weights
+    # share logarithms of sums instead of weights. With `curved`, whether a product sums the gradient of a bias
     summed: bool = False
+    curved: bool = False  # whether a product applies the slope of an activation other than a ReLU
 
     @property
     def layer(self) -> Layer:
@@ -77,8 +78,11 @@ def scheduled_passes(
         more = sum(program.buffers[runs.reads[role]].elements for role in ending) if runs else 0
         if pass_ is not Pass.FPROP:  # before the first of its gradients
             more += added.pop(node.name, 0)
+        computed = runs.computed if runs else None
+        if runs and runs.has_bias_gradient and pass_ is Pass.WGRAD:
+            computed = without_bias(computed or node.layer)
         is_done = runs is None or (summed and pass_ is Pass.WGRAD)
-        passes.append(Scheduled(node, pass_, not is_done, more, runs.computed if runs else None, summed))
+        passes.append(Scheduled(node, pass_, not is_done, more, computed, summed, "curved" in ending))
     return tuple(passes)
 
 

@@ -40,8 +40,8 @@ CUBATCH_FITTED_SCALE_SD = 0.25
 """Uncertainty if they were: on an H100, which was not fitted, ResNets took 0.68 to 1.22 times the prediction."""
 FUSED = "fused"
 """Algorithm of a fused layer, and of a pass that does nothing."""
-Work = tuple[Layer, Pass, bool, int, bool]
-"""A pass, whether it runs, what more it moves, and whether sums of a norm are shared: see `Scheduled`."""
+Work = tuple[Layer, Pass, bool, int, bool, bool]
+"""A pass, whether it runs, what more it moves, whether sums are shared, and whether it is curved: see `Scheduled`."""
 
 
 def predict_step(
@@ -91,7 +91,8 @@ def predict_step(
         passes = tuple(Scheduled(node, pass_, runs=True, more=0) for node, pass_ in layer_passes(spec, mode))
     distinct: dict[Work, int] = {}
     places = [
-        distinct.setdefault((extents(at.layer), at.pass_, at.runs, at.more, at.summed), len(distinct)) for at in passes
+        distinct.setdefault((extents(at.layer), at.pass_, at.runs, at.more, at.summed, at.curved), len(distinct))
+        for at in passes
     ]
     work, notes = list(distinct), list[ModelNote]()
     if library == "cubatch":
@@ -135,12 +136,14 @@ def _cubatch_part(
     nothing = np.zeros(len(batch_sizes)), (FUSED,) * len(batch_sizes), np.zeros(len(batch_sizes))
     facts: dict[str, Any] = {"scales": scales, "saves": saves}
     rows = [
-        cubatch_kernels.pass_seconds(layer, pass_, batch_sizes, device, dtype, **facts, more=more, summed=summed)
+        cubatch_kernels.pass_seconds(
+            layer, pass_, batch_sizes, device, dtype, **facts, more=more, summed=summed, curved=curved
+        )
         if runs
         else cubatch_kernels.moved_seconds(more, batch_sizes, device, dtype, scales=scales)
         if more
         else nothing
-        for layer, pass_, runs, more, summed in work
+        for layer, pass_, runs, more, summed, curved in work
     ]
     notes.append(ModelNote("fitted_on_h200" if cubatch_kernels.was_timed(device) else "counted_clocks"))
     shape = len(rows), len(batch_sizes)  # of no rows too

@@ -24,6 +24,9 @@ With "norm_sums" in `experimental`, products also compute the sums over the batc
 product whose result a norm reads computes that norm's statistics.  A product that makes the gradient of a norm's result
 computes the gradients of the norm's parameters.  Each such norm has one pass over its arrays then, instead of two.
 
+With "gelu_products" a product that makes the gradient of a GELU's output applies the slope, if a product made the
+GELU's input.  It also sums the gradient of that product's bias.
+
 With "flash_attention" attention saves the logarithm of the sum of each query's exponentials instead of its weights.
 Its backward operation computes them again.
 
@@ -75,6 +78,7 @@ def schedule(
     writer.patches = input_patches(network, space_to_depth=is_cut)
     writer.sums = "norm_sums" in experimental and pads and writer.training
     writer.by_sums = "flash_attention" in experimental
+    writer.curves = "gelu_products" in experimental and pads and writer.training
     cuts = writer.cuts() if recompute and mode == "training" else [len(network.nodes)]
     values = writer.inputs(stored_input_shape(network, writer.patches) if pads else network.input_shape)
     for node in network.nodes:
@@ -123,7 +127,7 @@ class _Writer:
         self.undone: dict[str, Node] = {}
         # By batch norm: buffer of the gradient of a global pool of its result, which its backward operation adds.
         self.spread: dict[str, int] = {}
-        self.sums = self.by_sums = False
+        self.sums = self.by_sums = self.curves = False
         self.patches = input_patches(network)
 
     def buffer(self, buffer: Buffer) -> int:
@@ -245,6 +249,17 @@ class _Writer:
         more = {"normed": reads["x0"], "statistics": reads["statistics"]}
         self.ops[time] = attrs.evolve(op, reads=op.reads | more, writes=op.writes | fused, summed=node)
         return fused
+
+    def sum_of_bias(self, node: Node, dy: int) -> bool:
+        """Fuse a bias's gradient into the product that computes dy by an activation's slope; return whether it is."""
+        time = self.written(dy)
+        op = self.ops[time]
+        if time < 0 or op.node is None or "curved" not in op.reads or "b" not in node.layer.parameter_shapes:
+            return False
+        if node.layer.output_shape[2] != op.node.layer.input_shape[2]:  # flattened between the two
+            return False
+        self.ops[time] = attrs.evolve(op, summed=node)
+        return True
 
     def written(self, number: int) -> int:
         """Return the index of the last operation so far that writes a buffer; -1 if none does."""
@@ -381,7 +396,7 @@ class _Writer:
 
         Returns:
             dict: Further buffers that the product reads. "residual" has the contributions; the product overwrites it if
-                it has no other reader. "positive" is the output of the ReLU.
+                it has no other reader. "positive" is the output of the ReLU, "curved" the input of another activation.
         """
         name, reads = node.inputs[0], {}
         held = self.gradients.pop(name, None)
@@ -390,8 +405,11 @@ class _Writer:
             self.holders[held].discard(name)
             if not self.holders[held] and held not in self.given:
                 writes["dx0"] = held
-        if self.flow.slope(node) is not None:
+        slope = self.flow.slope(node, curves=self.curves)
+        if slope is not None and is_relu(slope.layer):
             reads["positive"] = values[name]
+        elif slope is not None:
+            reads["curved"] = values[slope.inputs[0]]
         return reads
 
     def join_ranges(self, name: str, own: tuple[int, int], writes: dict[str, int]) -> dict[str, int]:
@@ -442,10 +460,12 @@ class _Writer:
 
     def apply_slope(self, node: Node, *, by_product: bool) -> None:
         """Fuse the slope of a neighboring activation into the last operation, which is the node's."""
-        relu, undone = self.flow.slope(node) if by_product else None, self.undone.get(node.name)
-        if relu is not None:
-            self.ops[-1] = attrs.evolve(self.ops[-1], then=(relu,))
-            self.sloped.add(relu.name)
+        before = self.flow.slope(node, curves=self.curves) if by_product else None
+        undone = self.undone.get(node.name)
+        if before is not None:
+            curve = None if is_relu(before.layer) else before.layer.type
+            self.ops[-1] = attrs.evolve(self.ops[-1], then=(before,), activation=curve)
+            self.sloped.add(before.name)
         elif undone is not None:
             self.ops[-1] = attrs.evolve(self.ops[-1], then=(undone,), activation=undone.layer.type)
 
@@ -488,8 +508,10 @@ class _Writer:
             reads |= self.ending(node, values, writes)
         if layer.channel_range is not None:
             reads |= self.join_ranges(node.inputs[0], layer.channel_range, writes)
+        has_bias_gradient = self.sum_of_bias(node, dy)
         self.emit("backward", node, reads, writes)
-        self.apply_slope(node, by_product="positive" in reads)
+        self.ops[-1] = attrs.evolve(self.ops[-1], has_bias_gradient=has_bias_gradient)
+        self.apply_slope(node, by_product=not reads.keys().isdisjoint({"positive", "curved"}))
         self.holders[dy].discard(node.name)
         for i, name in wanted:
             if name == INPUT:

@@ -19,7 +19,7 @@ PARTS = ("activations", "activation_gradients", "workspace")
 FLOAT32_BYTES = 4
 LABEL_BYTES = 4
 PASSES_OF = {"forward": (Pass.FPROP,), "backward": (Pass.WGRAD, Pass.DGRAD)}  # by `Op.kind`
-ENDINGS = frozenset({"folded", "residual", "positive", "pooled"})
+ENDINGS = frozenset({"folded", "residual", "positive", "pooled", "curved"})
 LOSS_SCALE_BYTES = {"float16": 16}
 """State of loss scaling, four float32 words, for the dtypes whose gradients need it in training."""
 
@@ -51,24 +51,27 @@ class Op:
     node: Node | None  # the layer, or None for fold, loss and update
     # reads, writes: buffer numbers by role: "x0", "y", "dy", "dx0", "argmax", ...; the same number in both means in
     # place. Roles of a product's epilogue: "folded" is the scale and shift of a batch norm, "residual" is added. The
-    # result is zero where "positive", the output of a ReLU, is not positive. "parts" are the gradients of other
-    # channels, which an operation on a range of channels leaves unchanged. A norm's backward operation adds "pooled" to
-    # "dy": the gradient of a global pool, which it divides among the pixels of each sample
+    # result is zero where "positive", the output of a ReLU, is not positive, or multiplied by an activation's slope at
+    # "curved". "parts" are the gradients of other channels, which an operation on a range of channels leaves
+    # unchanged. A norm's backward operation adds "pooled" to "dy": the gradient of a global pool, which it divides
+    # among the pixels of each sample
     reads: dict[str, int]
     writes: dict[str, int]
     workspace: int | None = None  # number of the scratch buffer, alive during this operation only; None: none
     replay: bool = False  # a forward operation repeated in the backward pass, to save memory
     relu: bool = False  # the result is clamped at zero by the operation itself: a fused ReLU
     # type of another activation that a batch norm applies to its result. In a backward operation, type of the
-    # activation behind the norm, whose slope is applied to "dy"; None for none
+    # activation behind the norm, whose slope is applied to "dy", or before the product; None for none
     activation: str | None = None
     # fused layers in their order: a batch norm by running statistics, a sum, activations. In a backward operation, the
     # activation whose slope is applied
     then: tuple[Node, ...] = ()
     # a batch norm whose sums over the batch the operation also computes; None for none. A forward operation writes
     # "statistics", the norm's mean and inverse deviation. A backward one reads the norm's input "normed" and its
-    # statistics. It writes "means" and the gradients of the norm's parameters
+    # statistics. It writes "means" and the gradients of the norm's parameters. With "curved" it is the product before
+    # the activation, and the operation computes the gradient of its bias
     summed: Node | None = None
+    has_bias_gradient: bool = False  # the operation that computed "dy" has computed the gradient of the layer's bias
     norms: tuple[tuple[Node, Node], ...] = ()  # for "fold": each product and its fused batch norm
     # the convolution over patches that computes the layer's results, see `over_patches`; None: the layer itself is run
     computed: Layer | None = None

@@ -290,6 +290,16 @@ CB_DEVICE void cb_wgmma(float (&d)[N / 2], u64 a, u64 b) {
   }
 }
 
+// 2^x and 1 / x within 2 units in the last place, in an instruction each: denormal numbers are zeros.
+CB_DEVICE float cb_short_exp2(float x) {
+  asm("ex2.approx.ftz.f32 %0, %0;" : "+f"(x));
+  return x;
+}
+CB_DEVICE float cb_short_reciprocal(float x) {
+  asm("rcp.approx.ftz.f32 %0, %0;" : "+f"(x));
+  return x;
+}
+
 #else
 
 // The CPU: barriers that count in shared memory, deferred copies and products.

@@ -46,6 +46,8 @@
 //             in registers there too: a phase has maps of its own for the terms, and rows are stored one by one
 //   slices    of a split gemm_k leave their sums in `partials`; simt/split_k_reduce.cu adds them up
 //   norms     -DNORM_SUMS=1 also sums over the rows for a batch norm (sums.cuh); the copy engine stores the output then
+//   curves    -DCURVE=... with it, an Activation: a gradient is multiplied by its slope at what else is the norm's input,
+//             and sums over the rows are those of a bias
 //   dtypes    half_t, bfloat16_t; float is multiplied as tf32, which wgmma reads along gemm_k alone: B of NN and DGRAD
 //             has to come transposed, TN and WGRAD are not there
 #ifndef CB_ELEMENT
@@ -67,6 +69,9 @@
 #endif
 #ifndef PHASE_ROWS
 #define PHASE_ROWS 0
+#endif
+#ifndef CURVE
+#define CURVE 0
 #endif
 
 #include "common/epilogue.cuh"

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT
 //
-// Sums over the rows of a tile for the batch norm next to a product, compiled with -DSUMS=1 alone: a norm reads its
+// Sums over the rows of a tile for the batch norm next to a product, compiled with -DNORM_SUMS=1 alone: a norm reads its
 // input once less then.  Terms are values as they are stored, rounded.
 //
 //   partials[tile][3][columns]   count, mean and M2 = sum (y - mean)^2: the norm behind gemm_nt, conv2d_fprop
 //   partials[tile][2][columns]   sums of dy * xhat and of dy, where dy, the result, is the gradient of a norm's result
 //                                and xhat = (x - mean) * inv_std: the norm before gemm_nn, conv2d_dgrad
+//   partials[tile][columns]      with -DCURVE=... sums of dy before it is rounded, the result times the slope of the
+//                                activation at x: the bias before it.  May be null
 //
 // A tile is the ROWS of a consumer.  x comes through the ring like a mask.  Where a ReLU alone lies between the norm
 // and the product, x has its slope too, by the expression of the forward pass (misc/batch_norm.cu).
@@ -19,10 +21,11 @@
 // of two columns, taken relative to the first, and three other lanes have the other rows.
 #pragma once
 
+#include "hopper/curve.cuh"
 #include "hopper/main_loop.cuh"
 
 constexpr bool MOMENTS = HAS_FORWARD_TERMS;
-constexpr int QUANTITIES = MOMENTS ? 3 : 2, LANE_COLUMNS = 16;
+constexpr int TERMS = CURVE ? 1 : 2, QUANTITIES = MOMENTS ? 3 : TERMS, LANE_COLUMNS = 16;
 static_assert(sizeof(CB_ELEMENT) == 2, "float32 has too few registers for them");
 static_assert(SWAPPED || 2 * TILE_N * sizeof(float) <= Shared::STAGING_BYTES, "sums of a warp fit where it stages");
 
@@ -47,8 +50,8 @@ CB_DEVICE void join(float (&own)[2], const float (&other)[2], const Share& share
     own[0] = fmaf(delta, share.mean, own[0]);
     own[1] = fmaf(delta * delta, share.square, own[1] + other[1]);
   } else {
-    own[0] += other[0];
-    own[1] += other[1];
+    CB_UNROLL
+    for (int q = 0; q < TERMS; ++q) own[q] += other[q];
   }
 }
 
@@ -60,6 +63,11 @@ struct Curve {
 
   // Take a gradient, to which the slope is applied, into the two sums of the column.
   CB_DEVICE void take(const Norm& norm, float& gradient, float x, float (&sums)[2]) const {
+    if constexpr (CURVE != 0) {
+      gradient = activate_backward_short<CURVE>(gradient, x);
+      sums[0] += gradient;
+      return;
+    }
     const float centered = x - mean;
     if (norm.gamma && as_stored(fmaf(centered, scale, shift)) <= 0.0f) gradient = 0.0f;
     gradient = as_stored(gradient);
@@ -71,6 +79,7 @@ struct Curve {
 // Load the parameters of COUNT neighbouring columns.
 template <int COUNT>
 CB_DEVICE void load_curves(const Norm& norm, int column, Curve* curves) {
+  if constexpr (CURVE != 0) return;
   const Vec<float, COUNT> mean = cb_read<float, COUNT>(norm.mean + column);
   const Vec<float, COUNT> inv_std = cb_read<float, COUNT>(norm.inv_std + column);
   Vec<CB_ELEMENT, COUNT> gamma = {}, beta = {};
@@ -100,13 +109,14 @@ CB_DEVICE void leave_stage(int consumer, const Shared& shared, Ring& ring, u32& 
 
 CB_DEVICE void write_sums(const Norm& norm, const Walk& walk, int tile, int column, float count,
                           const float (&sums)[2]) {
+  if (CURVE && !norm.partials) return;
   float* target = norm.partials + (i64)tile * QUANTITIES * walk.n + column;
   if constexpr (MOMENTS) {
     *target = count;
     target += walk.n;
   }
-  target[0] = sums[0];
-  target[walk.n] = sums[1];
+  CB_UNROLL
+  for (int q = 0; q < TERMS; ++q) target[q * walk.n] = sums[q];
 }
 
 // Give half of a lane's columns away and take the other rows of the rest, until two columns are left: those of all rows
@@ -119,9 +129,9 @@ CB_DEVICE void exchange(float (&sums)[LANE_COLUMNS][2], float count) {
   const Share share(count, more);
   CB_UNROLL
   for (int i = 0; i < HALF; ++i) {
-    float own[2], other[2];
+    float own[2] = {}, other[2] = {};
     CB_UNROLL
-    for (int q = 0; q < 2; ++q) {
+    for (int q = 0; q < TERMS; ++q) {
       const float lower = sums[i][q], upper = sums[i + HALF][q];
       own[q] = keeps_upper ? upper : lower;
       other[q] = cb_shuffle_xor(keeps_upper ? lower : upper, BIT);
@@ -185,7 +195,7 @@ CB_DEVICE void sum_columns(const Norm& norm, const Walk& walk, const Task& task,
   }
   float* mine = shared.staging(consumer * 4 + warp) + number * ROW_ELEMENTS + 2 * lane;
   CB_UNROLL
-  for (int q = 0; q < 2; ++q) cb_write<float, 2>(mine + q * TILE_N, Vec<float, 2>{{sums[0][q], sums[1][q]}});
+  for (int q = 0; q < TERMS; ++q) cb_write<float, 2>(mine + q * TILE_N, Vec<float, 2>{{sums[0][q], sums[1][q]}});
 }
 
 // Add up the four warps of a consumer, and store the sums of its rows.
@@ -204,7 +214,7 @@ CB_DEVICE void add_warps(const Norm& norm, const Walk& walk, const Task& task, i
       float more = 0.0f;
       CB_UNROLL
       for (int i = 0; i < STACKED; ++i) more += rows_from(walk, first + i * WGMMA_M + warp * WARP_ROWS, WARP_ROWS);
-      const float other[2] = {part[0], part[TILE_N]};
+      const float other[2] = {part[0], CURVE ? 0.0f : part[TILE_N]};
       join(sums, other, Share(count, more));
       count += more;
     }
@@ -271,7 +281,9 @@ CB_DEVICE void sum_swapped(const Norm& norm, const Walk& walk, const Task& task,
     const Share share(count, more);
     CB_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const float other[2] = {cb_shuffle_xor(sums[half][0], bit), cb_shuffle_xor(sums[half][1], bit)};
+      float other[2] = {};
+      CB_UNROLL
+      for (int q = 0; q < TERMS; ++q) other[q] = cb_shuffle_xor(sums[half][q], bit);
       join(sums[half], other, share);
     }
     count += more;

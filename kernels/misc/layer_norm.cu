@@ -130,7 +130,6 @@ template <bool ADDS>
 CB_DEVICE void all_gradients(const CB_ELEMENT* dy, const CB_ELEMENT* x, const CB_ELEMENT* gamma,
                              const float* statistics, const CB_ELEMENT* residual, CB_ELEMENT* dx, i64 num_rows,
                              int channels, int lanes, int vector) {
-  cb_dependent_launch();
   CB_SHARED(float, shared, WARPS);
   if (vector > 1) {
     row_gradients<WIDE, ADDS>(dy, x, gamma, statistics, residual, dx, num_rows, channels, lanes, shared);
@@ -143,6 +142,7 @@ CB_DEVICE void all_gradients(const CB_ELEMENT* dy, const CB_ELEMENT* x, const CB
 CB_KERNEL(THREADS, 3)
 layer_norm_backward(const CB_ELEMENT* dy, const CB_ELEMENT* x, const CB_ELEMENT* gamma, const float* statistics,
                     CB_ELEMENT* dx, i64 num_rows, int channels, int lanes, int vector) {
+  cb_dependent_launch();
   all_gradients<false>(dy, x, gamma, statistics, nullptr, dx, num_rows, channels, lanes, vector);
 }
 
@@ -150,6 +150,7 @@ layer_norm_backward(const CB_ELEMENT* dy, const CB_ELEMENT* x, const CB_ELEMENT*
 CB_KERNEL(THREADS, 3)
 layer_norm_backward_add(const CB_ELEMENT* dy, const CB_ELEMENT* x, const CB_ELEMENT* gamma, const float* statistics,
                         const CB_ELEMENT* residual, CB_ELEMENT* dx, i64 num_rows, int channels, int lanes, int vector) {
+  cb_dependent_launch();
   all_gradients<true>(dy, x, gamma, statistics, residual, dx, num_rows, channels, lanes, vector);
 }
 

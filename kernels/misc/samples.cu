@@ -156,7 +156,6 @@ CB_DEVICE void scale_rows(const CB_ELEMENT* x, const CB_ELEMENT* s, [[maybe_unus
 template <bool ADDS>
 CB_DEVICE void scale_all(const CB_ELEMENT* x, const CB_ELEMENT* s, const CB_ELEMENT* residual, CB_ELEMENT* y,
                          int num_rows, int rows_per_tile, int channels, int lanes, int vector) {
-  cb_dependent_launch();
   if (vector > 1) {
     scale_rows<WIDE, ADDS>(x, s, residual, y, num_rows, rows_per_tile, channels, lanes);
   } else {
@@ -168,6 +167,7 @@ CB_DEVICE void scale_all(const CB_ELEMENT* x, const CB_ELEMENT* s, const CB_ELEM
 CB_KERNEL(THREADS, 3)
 scale(const CB_ELEMENT* x, const CB_ELEMENT* s, CB_ELEMENT* y, int num_rows, int rows_per_tile, int channels, int lanes,
       int vector) {
+  cb_dependent_launch();
   scale_all<false>(x, s, nullptr, y, num_rows, rows_per_tile, channels, lanes, vector);
 }
 
@@ -175,6 +175,7 @@ scale(const CB_ELEMENT* x, const CB_ELEMENT* s, CB_ELEMENT* y, int num_rows, int
 CB_KERNEL(THREADS, 3)
 scale_add(const CB_ELEMENT* x, const CB_ELEMENT* s, const CB_ELEMENT* residual, CB_ELEMENT* y, int num_rows,
           int rows_per_tile, int channels, int lanes, int vector) {
+  cb_dependent_launch();
   scale_all<true>(x, s, residual, y, num_rows, rows_per_tile, channels, lanes, vector);
 }
 

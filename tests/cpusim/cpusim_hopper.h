@@ -232,6 +232,8 @@ CB_DEVICE void cb_wgmma_wait(CPUSIM_HERE) {
 }
 template <int COUNT>
 CB_DEVICE void cb_wgmma_hold(float (&)[COUNT]) {}
+CB_DEVICE float cb_short_exp2(float x) { return exp2f(x); }
+CB_DEVICE float cb_short_reciprocal(float x) { return 1.0f / x; }
 
 // Where the element at place `outer` along m or n and `k` lies of a tile that a descriptor tells.
 template <class T, bool TURNED>

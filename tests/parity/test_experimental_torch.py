@@ -220,3 +220,24 @@ def test_a_step_without_stored_attention_weights_is_as_near_to_pytorch_as_with_t
     assert again == recompute  # of the first of two segments
     assert (launched.count("attend_queries"), launched.count("attend_keys")) == (2, 2)
     assert len(usual) - len(launched) == 2 * (8 - 3) + 2 * again
+
+
+@pytest.mark.parametrize(("dtype", "recompute"), [("float16", False), ("bfloat16", True)])
+def test_a_step_with_slopes_in_products_is_as_near_to_pytorch_as_with_kernels_of_their_own(
+    launcher, monkeypatch, dtype, recompute
+):
+    """A vision transformer of 2 blocks: each has a launch less for a slope, and one less for the sums of a bias."""
+    monkeypatch.setattr(loss_scale, "INITIAL", 2.0**8)  # the gradients of the first scale are infinite
+    how = {"network": deit(144), "recompute": recompute}
+    images, labels, parameters, gradients, _, launched = step_of(launcher, dtype, experimental=["gelu_products"], **how)
+    *_, plain, _, usual = step_of(launcher, dtype, **how)
+    wanted, _ = reference(images, labels, parameters, dtype, forward=deit_forward)
+    unit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
+    fused, apart = errors(gradients, wanted), errors(plain, wanted)
+    for key, error in fused.items():
+        assert error < 0.1, key
+        assert error < 1.5 * apart[key] + 2 * unit, key
+    count, before = launched.count, usual.count
+    assert (count("gemm_nn_gelu"), count("activation_backward"), before("activation_backward")) == (2, 0, 2)
+    assert before("column_sums") - count("column_sums") == 2
+    assert len(usual) - len(launched) == 2 * 2

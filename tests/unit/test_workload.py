@@ -70,5 +70,5 @@ def test_experimental_kernels_are_known_by_name():
         with pytest.raises(UnknownName, match="norm_sums"):
             attrs.evolve(work, experimental=names)
     for value in (True, None):
-        with pytest.raises(InvalidArgument, match="a list of names out of flash_attention, norm_sums, reversed_sums"):
+        with pytest.raises(InvalidArgument, match="a list of names out of flash_attention, gelu_products, norm_sums"):
             attrs.evolve(work, experimental=value)

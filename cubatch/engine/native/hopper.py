@@ -53,8 +53,8 @@ def launch(context: Context, chosen: Kernel, operands: Operands, *, partials: An
         output: A record `structs.OUTPUT`.
 
     Returns:
-        The tiles of rows of which `Fused.sums` has sums: those of the variant that also computes them, if the copy
-        engine stores the output. Else 0.
+        The tiles of rows of which `Fused.sums` has sums: those of the variant that also computes them, or a
+        slope, if the copy engine stores the output. Else 0.
     """
     problem, shape, ends, a, b = operands.problem, operands.shape, operands.ends, operands.a, operands.b
     needed: tuple[Phase, ...] = ()
@@ -76,7 +76,7 @@ def launch(context: Context, chosen: Kernel, operands: Operands, *, partials: An
     is_encodable = all(window is None or window.is_encodable for window in windows)
     finishes = is_encodable and _finishes(context, problem, ends, output, chosen)
     (added, mask), sums = ends[-2:] if finishes else (None, None), operands.fused.sums
-    summing = summing_variant(chosen) if finishes and not apart and sums is not None else None
+    summing = summing_variant(chosen, sums.curve or "sums") if finishes and not apart and sums is not None else None
     more: tuple[Any, ...] = ()
     if summing is not None and sums is not None:
         chosen, mask = summing, None if sums.gamma is not None else mask
@@ -107,11 +107,15 @@ def launch(context: Context, chosen: Kernel, operands: Operands, *, partials: An
     return -(-problem.m // (tile.m if tile.swapped else tile.m // _CONSUMERS)) if more else 0
 
 
-def summing_variant(kernel: Kernel) -> Kernel | None:
-    """Return the variant with the same tile that also computes sums for a batch norm; None if there is none."""
-    if kernel.dtype not in _SUMMING_DTYPES:
+def summing_variant(kernel: Kernel, kind: str = "sums") -> Kernel | None:
+    """
+    Return the variant with the same tile that also computes sums for a batch norm; None if there is none.
+
+    `kind` may also be the type of an activation, whose slope the variant applies instead: a matrix product.
+    """
+    if kernel.dtype not in _SUMMING_DTYPES or (kind != "sums" and kernel.operation != "gemm_nn"):
         return None
-    return variant.find(f"{kernel.operation}_sums", kernel.dtype, family=kernel.family, tile=kernel.tile_name)
+    return variant.find(f"{kernel.operation}_{kind}", kernel.dtype, family=kernel.family, tile=kernel.tile_name)
 
 
 def _adds_to_itself(context: Context, ends: tuple[Any, ...], output: Any) -> bool:

@@ -1,8 +1,9 @@
 """
-Products that compute the sums over the batch of a batch norm next to them.
+Products that compute the sums over the batch of a batch norm next to them, or an activation's slope.
 
-Kernels of hopper/ compute them while they store a result, in both passes; those of simt/ and mma/ in forward passes. A
-variant that does not, such as a split product or Winograd's algorithm, is followed by the norm's own kernel.
+Kernels of hopper/ compute them while they store a result, in both passes; those of simt/ and mma/ compute sums in
+forward passes. A variant that does not, such as a split product or Winograd's algorithm, is followed by kernels of the
+norm or activation.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from typing import Any
 import attrs
 import numpy as np
 
-from cubatch.engine.native import batch_norm, product
+from cubatch.engine.native import activation_functions, batch_norm, product
 from cubatch.engine.native.arrays import check, floats, take_workspace
 from cubatch.engine.native.context import Context, dtype_of
 from cubatch.engine.native.operands import Operands, RowSums
-from cubatch.engine.native.reductions import add_up_tiles, finish_gradients
+from cubatch.engine.native.reductions import add_up_tiles, column_sums, finish_gradients, finish_sums
 from cubatch.kernels.workspace import misc
 
 
@@ -31,27 +32,34 @@ def launch(context: Context, operands: Operands, norm: Mapping[str, Any] | None)
         norm: None for no norm. For a forward product the arguments of `batch_norm_statistics` for the norm that reads
             the output. For the gradient of an input, which is the gradient of a norm's result, those of
             `gradient_sums` for that norm, and its gamma and beta. The two are None unless the mask is a ReLU of that
-            result.
+            result. For a gradient that is multiplied by the slope of an activation: "kind", its type, "x", its input,
+            and "db". "db" receives the sums of the output over its rows; with None there are no sums.
     """
     if norm is None:
         product.launch(context, operands)
         return
+    if "kind" in norm and norm["db"] is None:
+        _apply_slope(context, operands, norm, None)
+        return
     out, channels = operands.out, operands.out.shape[-1]
     rows = out.size // channels
-    check(np.float32, (channels,), mean=norm["mean"], inv_std=norm["inv_std"])
     size = misc.norm_sums_workspace(rows, channels, dtype_of(out), context.device)
     if operands.workspace is None:
         rest = take_workspace(None, out, size)
     else:
         rest = take_workspace(operands.workspace, out, size)[-size:]
         operands = attrs.evolve(operands, workspace=operands.workspace[:-size])
+    if "kind" in norm:
+        _apply_slope(context, operands, norm, rest)
+        return
+    check(np.float32, (channels,), mean=norm["mean"], inv_std=norm["inv_std"])
     behind = "x" not in norm
     quantities = 3 if behind else 2
     most = misc.product_tiles(rows) * quantities * channels
     partials, more = floats(rest, most), rest[4 * most :]
     read = {} if behind else {name: norm[name] for name in ("x", "mean", "inv_std", "gamma", "beta")}
     sums = RowSums(partials=partials, **read)
-    tiles = product.launch(context, attrs.evolve(operands, fused=attrs.evolve(operands.fused, sums=sums)))
+    tiles = _launch_with(context, operands, sums)
     partials = partials[: tiles * quantities * channels]
     if behind and tiles:
         batch_norm.batch_norm_finish(context, partials, tiles, dtype=dtype_of(out), **norm, workspace=more)
@@ -63,3 +71,30 @@ def launch(context: Context, operands: Operands, norm: Mapping[str, Any] | None)
     else:
         given = {name: value for name, value in norm.items() if name not in {"gamma", "beta"}}
         batch_norm.gradient_sums(context, out, **given, workspace=rest)
+
+
+def _apply_slope(context: Context, operands: Operands, curve: Mapping[str, Any], workspace: Any) -> None:
+    """
+    Launch a product times the slope of an activation, and sum it over its rows.
+
+    `curve` is `norm` of `launch`. `workspace` has `norm_sums_workspace` bytes; None if nothing is summed.
+    """
+    out, kind, db, channels = operands.out, curve["kind"], curve["db"], operands.out.shape[-1]
+    x = curve["x"].reshape(out.shape)
+    check(out.dtype, x=x)
+    check(out.dtype, (channels,), db=db)
+    most = misc.product_tiles(out.size // channels) * channels
+    partials = None if db is None else floats(workspace, most)
+    tiles = _launch_with(context, operands, RowSums(partials=partials, x=x, curve=kind))
+    if not tiles:
+        activation_functions.activation_backward(context, out, x, kind=kind, out=out)
+    if partials is not None and tiles:
+        partials = add_up_tiles(context, partials[: tiles * channels], channels, workspace=workspace[4 * most :])
+        finish_sums(context, partials, out=db)
+    elif db is not None:
+        column_sums(context, out, out=db, workspace=workspace)
+
+
+def _launch_with(context: Context, operands: Operands, sums: RowSums) -> int:
+    """Launch a product with sums or a slope; return the tiles that have them, 0 if the variant computes none."""
+    return product.launch(context, attrs.evolve(operands, fused=attrs.evolve(operands.fused, sums=sums)))

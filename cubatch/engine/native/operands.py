@@ -23,7 +23,7 @@ _BY_FILTER = ("conv2d_wgrad", "gemm_tn")
 @attrs.frozen(kw_only=True, eq=False)
 class RowSums:
     """
-    Sums over the rows of a product's output, for the batch norm next to it.
+    Sums over the rows of a product's output, for the batch norm next to it, or the slope of an activation.
 
     A variant may compute none; `product.launch` returns the number of tiles for which it does.
 
@@ -33,14 +33,17 @@ class RowSums:
             (tiles, 2, columns), where dy is the output.
         x, mean, inv_std: For a gradient: input and statistics of the norm, so that xhat = (x - mean) * inv_std.
         gamma, beta: Parameters of the norm if the mask is a ReLU of its result: x has the same slope. Else None.
+        curve: Type of an activation instead of a norm, else None. The gradient of an input is multiplied by its slope
+            at x. Then `partials` receives the sums of the output (tiles, columns); None for no sums.
     """
 
-    partials: Any
+    partials: Any = None
     x: Any = None
     mean: Any = None
     inv_std: Any = None
     gamma: Any = None
     beta: Any = None
+    curve: str | None = None
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -40,8 +40,14 @@ def column_sums(context: Context, x: Any, *, out: Any = None, workspace: Any = N
     partials = floats(workspace, tiles.tiles * channels)
     numbers = tile_arguments(rows, channels, tiles)
     context.launch(summing_kernel(context, "column_sums", x, rows), column_grid(tiles), [x, partials, *numbers])
-    context.run("column_sums_finish", x, finish_grid(channels), partials, tiles.tiles, channels, sums)
+    finish_sums(context, partials, out=sums)
     return sums
+
+
+def finish_sums(context: Context, partials: Any, *, out: Any) -> None:
+    """Write the sums of float32 partial sums (tiles, c), flat, to `out` (c,)."""
+    channels = out.size
+    context.run("column_sums_finish", out, finish_grid(channels), partials, partials.size // channels, channels, out)
 
 
 def finish_grid(columns: int) -> tuple[int, int, int]:

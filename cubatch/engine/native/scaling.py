@@ -15,7 +15,7 @@ from cubatch.kernels.workspace.misc import layer_scale_backward_workspace, walke
 
 @operation(out=lambda given: given.x.shape)
 def scale(context: Context, given: SimpleNamespace, *, residual: Any = None) -> Any:
-    """Launch the kernel of `functional.scale`, and add the residual, of x's shape, which may be y; None: nothing."""
+    """Launch the kernel of `functional.scale`, and return y; the residual is added and may be y, None adds nothing."""
     x, s, y, (n, h, w, c) = given.x, given.s, given.out, given.x.shape
     check(x.dtype, x.shape, x=x, residual=residual)
     check(x.dtype, (n, 1, 1, c), s=s)

@@ -20,13 +20,15 @@ Extents = tuple[int, int, int]
 
 
 _FIRST_BY_SUMS = 8, 0
+_HOPPER = 9, 0
 
 
 def runnable(experimental: frozenset[str], dtype: str, device: Device) -> frozenset[str]:
     """
     Return the names of `experimental` of `Model` without those that have no kernels for a dtype on a device.
 
-    Attention that stores logarithms of sums needs elements of 16 bits and a GPU of sm_80 or newer.
+    Attention that stores logarithms of sums needs elements of 16 bits and a GPU of sm_80 or newer. Products that
+    apply the slope of GELU need 16 bits and sm_90.
 
     Example:
         >>> ampere, volta = (Device(name="card", compute_capability=(major, 0)) for major in (8, 7))
@@ -34,8 +36,9 @@ def runnable(experimental: frozenset[str], dtype: str, device: Device) -> frozen
         [['flash_attention'], []]
     """
     is_narrow = BYTES_PER_ELEMENT[dtype] < BYTES_PER_ELEMENT["float32"]
-    has_kernels = is_narrow and (device.compute_capability or _FIRST_BY_SUMS) >= _FIRST_BY_SUMS
-    return experimental if has_kernels else experimental - {"flash_attention"}
+    capability = device.compute_capability or _HOPPER
+    runs = {"flash_attention": capability >= _FIRST_BY_SUMS, "gelu_products": capability == _HOPPER}
+    return frozenset(name for name in experimental if name not in runs or (is_narrow and runs[name]))
 
 
 def stores_weights(c: int, heads: int, *, saves: bool) -> bool:

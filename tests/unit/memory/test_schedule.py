@@ -13,6 +13,7 @@ from cubatch.memory.schedule_records import Schedule
 from cubatch.network import models
 from cubatch.network.graph import Network
 from cubatch.network.layers import (
+    GELU,
     Add,
     Attention,
     BatchNorm2d,
@@ -22,6 +23,7 @@ from cubatch.network.layers import (
     Flatten,
     GlobalAvgPool,
     HardSwish,
+    LayerNorm,
     Linear,
     MaxPool2d,
     ReLU,
@@ -136,7 +138,31 @@ POOLED = Network(
     ],
 )
 LIBRARIES = ["im2col", "cubatch"]
-NETWORKS = [BRANCHED, TWICE, CUT, ACTIVATED, POOLED, *(models.build(name) for name in models.names())]
+# GELUs: of a product, read by one; of one that another layer reads too; read by two; behind a sum, a norm and a product
+# without a bias.
+CURVED = Network(
+    input_shape=(8, 8, 4),
+    layers=[
+        Conv2d(name="stem", k=8, r=3, s=3, pad=1),
+        GELU(name="a"),
+        Conv2d(name="first", k=8, r=1, s=1),
+        GELU(name="b"),
+        Add(name="sum", inputs=["first", "b"]),
+        GELU(name="c"),
+        Linear(name="second", k=8),
+        GELU(name="d"),
+        Linear(name="third", k=8),
+        Add(name="sum2", inputs=["third", "d"]),
+        Conv2d(name="no bias", k=8, r=1, s=1, bias=False),
+        GELU(name="e"),
+        Linear(name="fourth", k=8),
+        BatchNorm2d(name="norm"),
+        GELU(name="f"),
+        Flatten(name="flat"),
+        Linear(name="fifth", k=2),
+    ],
+)
+NETWORKS = [BRANCHED, TWICE, CUT, ACTIVATED, POOLED, CURVED, *(models.build(name) for name in models.names())]
 
 
 def run_symbolically(program: Schedule) -> dict[str, str]:
@@ -188,13 +214,19 @@ def test_every_saved_value_is_intact_when_the_backward_pass_reads_it(
     """In-place writes and forgotten activations never destroy what a backward operation still reads."""
     program = schedule(network, "training", recompute=recompute, library=library, experimental=experimental)
     by_name = {node.name: node for node in network.nodes}
-    norms = {op.node.name: op.summed for op in program.ops if op.kind == "backward" and op.node and op.summed}
+    norms = {
+        op.node.name: op.summed for op in program.ops
+        if op.kind == "backward" and op.node and op.summed and op.summed.layer.has_statistics
+    }  # fmt: skip
     for name, reads in run_symbolically(program).items():
         node = by_name[name]
         for role, term in reads.items():
             if role in {"residual", "parts", "pooled"}:
                 continue
-            if role.startswith("x") or role in {"positive", "normed"}:
+            if role == "curved":
+                curve = by_name[by_name[node.inputs[0]].inputs[0]]
+                assert term == (curve.name, "y")
+            elif role.startswith("x") or role in {"positive", "normed"}:
                 of = norms[name] if role == "normed" else node
                 source = of.inputs[int(role[1:]) if role.startswith("x") else 0]
                 assert term == "input" if source == "input" else term in acceptable(network, source)
@@ -329,6 +361,59 @@ def test_only_training_on_cubatch_kernels_sums_norms_in_products(library: str, m
     assert summed == ({("forward", "norm"), ("forward", "norm6"), ("backward", "norm6")} if shares else set())
     if not shares:
         assert program == schedule(ACTIVATED, mode, library=library)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_products_apply_the_slope_of_a_gelu_of_another_product(recompute: bool) -> None:
+    """
+    Where a product reads the GELU first: "a", "d" and "e"; "c" is a sum's and "f" a norm's.
+
+    With it comes the gradient of the bias before, if there is one.
+    """
+    program = schedule(CURVED, "training", library="cubatch", experimental={"gelu_products"}, recompute=recompute)
+    back = {op.node.name: op for op in program.ops if op.kind == "backward" and op.node}
+    slopes = {name: op for name, op in back.items() if "curved" in op.reads}
+    assert {name: op.then[-1].name for name, op in slopes.items()} == {"first": "a", "third": "d", "fourth": "e"}
+    assert {op.activation for op in slopes.values()} == {"gelu"}
+    assert {name: op.summed and op.summed.name for name, op in slopes.items()} == {
+        "first": "stem", "third": "second", "fourth": None,
+    }  # fmt: skip
+    assert {name for name, op in back.items() if op.has_bias_gradient} == {"stem", "second"}
+    assert back.keys() & {"a", "b", "c", "d", "e", "f"} == {"b", "c"}
+    for op in slopes.values():
+        assert op.node
+        assert program.buffers[op.reads["curved"]].shape == op.node.layer.input_shape
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("mode", ["training", "inference"])
+def test_only_training_on_cubatch_kernels_applies_slopes_in_products(library: str, mode: str) -> None:
+    """Elsewhere the switch changes nothing."""
+    program = schedule(CURVED, mode, library=library, experimental={"gelu_products"})
+    assert (program == schedule(CURVED, mode, library=library)) == (library != "cubatch" or mode != "training")
+
+
+@pytest.mark.parametrize(("name", "blocks"), [("vit-base", 12), ("convnext-tiny", 18)])
+def test_slopes_in_products_save_two_thirds_of_what_they_moved(name: str, blocks: int) -> None:
+    """By hand: gradient and input were read and a gradient was written; the input is still read."""
+    network = models.build(name)
+    plain, fused = (
+        schedule(network, "training", library="cubatch", experimental=of) for of in ((), ("gelu_products",))
+    )
+    elements = sum(math.prod(node.layer.output_shape) for node in network.nodes if isinstance(node.layer, GELU))
+    assert len(plain.ops) - len(fused.ops) == blocks
+    assert plain.moved - fused.moved == (3 - 1) * elements
+    assert sum(op.has_bias_gradient for op in fused.ops) == blocks
+
+
+def test_the_gradient_of_layer_norm_adds_that_of_other_branches() -> None:
+    """Each block of `vit-base` has two sums, whose gradient a layer norm behind them reads with its own."""
+    program = schedule(models.build("vit-base"), "training")
+    norms = [op for op in program.ops if op.kind == "backward" and op.node and isinstance(op.node.layer, LayerNorm)]
+    assert not [op for op in program.ops if op.kind == "accumulate"]
+    added = [op for op in norms if "residual" in op.reads]
+    assert (len(added), len(norms)) == (24, 25)
+    assert all(op.reads["residual"] == op.writes["dx0"] for op in added)
 
 
 def test_an_activation_inside_its_norm_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
