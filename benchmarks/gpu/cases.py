@@ -22,12 +22,12 @@ TENSOR_DTYPES = ("float16", "bfloat16", "tf32")
 ELSEWHERE = {
     "batch_norm_merge", "copy_filter", "transpose",
     *("gemm_nn_sums", "gemm_nt_sums", "conv2d_fprop_sums", "conv2d_dgrad_sums"),
-    "gemm_nn_gelu",
+    *("gemm_nn_gelu", "layer_norm_backward_add", "scale_add"),
     *("attend_sums", "attend_queries", "attend_keys"),
     *("batch_norm_statistics_reversed", "batch_norm_backward_sums_reversed", "batch_norm_slope_sums_reversed"),
     *("layer_norm_sums_reversed", "column_sums_reversed"),
 }  # fmt: skip
-"""Operations that no case calls: only fused products, layouts or experiments need them. tests/kernels checks them."""
+"""Operations that no case calls: only fused layers, layouts or experiments need them. tests/kernels checks them."""
 
 NETWORK, BATCH_SIZE = "mnist-cnn", 4
 """Network and batch size of every item in a rehearsal."""
