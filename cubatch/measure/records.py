@@ -56,6 +56,7 @@ class Timing(Reading):
     # numbers: see PER_TRIAL
     round: int = field(converter=checks.required_count)
     seconds: float = field(converter=checks.required_positive)  # seconds of a step
+    joules: float | None = field(default=None, converter=checks.positive)  # energy of a step; None if unknown
     repeats: int = field(default=1, converter=checks.required_size)  # steps between two reads of the clock
     # peak bytes of device memory that the engine allocated; None if unknown
     peak_bytes: int | None = field(default=None, converter=checks.count)
@@ -63,6 +64,9 @@ class Timing(Reading):
     peak_device_bytes: int | None = field(default=None, converter=checks.count)
     # batch size of the reference step; None without one
     reference_batch_size: int | None = field(default=None, converter=checks.size)
+    # seconds of a reference step right before and right after; None without one
+    reference_before_seconds: float | None = field(default=None, converter=checks.positive)
+    reference_after_seconds: float | None = field(default=None, converter=checks.positive)
 
     @property
     def reference_seconds(self) -> float | None:

@@ -19,6 +19,10 @@ WRONG: tuple[tuple[type, dict[str, Any], str, tuple[Any, ...]], ...] = (
     (Timing, TIMING, "batch_size", NO_SIZES),
     (Timing, TIMING, "round", NO_COUNTS),
     (Timing, TIMING, "seconds", (*NOT_FINITE, "1", True, None, 0.0, -1.0)),
+    *(
+        (Timing, TIMING, name, (*NOT_FINITE, "1", True, 0.0, -1.0))
+        for name in ("joules", "reference_before_seconds", "reference_after_seconds")
+    ),
     (Timing, TIMING, "repeats", NO_SIZES),
     (Timing, TIMING, "peak_bytes", NO_COUNTS),
     (Timing, TIMING, "peak_device_bytes", NO_COUNTS),
