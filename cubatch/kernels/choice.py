@@ -2,9 +2,9 @@
 Choose the variant that runs each product of a network: ranked by cost, the first few timed, winners kept in a file.
 
 The cost model finds variants that are far too slow, but not the fastest of the others.  So the first few of the ranking
-are timed on the arrays of the problem.  The fastest is also timed with fewer and with more slices of gemm_k, and beside
-its variant that stores phases of a strided gradient.  Time depends on the number of blocks on the busiest SM, so a
-winner is used for every batch size with the same number.
+are timed on the arrays of the problem.  The fastest is also timed with fewer and with more slices of gemm_k, and
+compared with its variant that stores phases of a strided gradient.  Time depends on the number of blocks on the busiest
+SM, so a winner is used for every batch size with the same number.
 """
 
 from __future__ import annotations

@@ -64,8 +64,9 @@ class Timing(Reading):
     peak_device_bytes: int | None = field(default=None, converter=checks.count)
     # batch size of the reference step; None without one
     reference_batch_size: int | None = field(default=None, converter=checks.size)
-    # seconds of a reference step right before and right after; None without one
+    # seconds of a reference step right before; None without one
     reference_before_seconds: float | None = field(default=None, converter=checks.positive)
+    # seconds of a reference step right after; None without one
     reference_after_seconds: float | None = field(default=None, converter=checks.positive)
 
     @property
