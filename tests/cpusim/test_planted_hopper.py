@@ -130,7 +130,8 @@ BUGS = {
         "wrote without a cb_proxy_fence after it is read",
     ),
     "a fence after the barrier that hands over": Bug(
-        (("store.cuh", "    cb_proxy_fence();\n    cb_sync_warp();\n", "    cb_sync_warp();\n    cb_proxy_fence();\n"),),
+        (("store.cuh", "    cb_proxy_fence();\n    cb_sync_warp();\n",
+          "    cb_sync_warp();\n    cb_proxy_fence();\n"),),
         "wrote without a cb_proxy_fence after it is read",
         modes=not_in("reversed"),
     ),
@@ -143,7 +144,8 @@ BUGS = {
         (("implicit_gemm.cu", "    cb_barrier_init_fence();\n", ""),), "without a cb_barrier_init_fence"
     ),
     "no barrier of the warp before it stores": Bug(
-        (("store.cuh", "    cb_proxy_fence();\n    cb_sync_warp();\n", "    cb_proxy_fence();\n"),), modes=not_in("reversed")
+        (("store.cuh", "    cb_proxy_fence();\n    cb_sync_warp();\n", "    cb_proxy_fence();\n"),),
+        modes=not_in("reversed"),
     ),
     "no wait before a tile is filled again": Bug(
         (("store.cuh", "  if (cb_lane() == 0) cb_tma_store_wait_read<TURNS - 1>();\n", ""),), modes=LATE
