@@ -1,26 +1,79 @@
 """
 Records of a run: candidates, timings, outcomes.
 
-They may come from a worker process or a store.  A size, number of bytes, status or time that nothing measures raises
-TypeError or ValueError.
+Each record checks its fields, because it may come from a worker process or a store.  A field with an impossible value
+raises InvalidArgument with the name of the field.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import attrs
 from attrs import field
-from attrs.validators import deep_iterable, in_, instance_of
+from attrs.validators import optional
 
 from cubatch import checks
-from cubatch.measure.runner import Reading
+from cubatch.errors import InvalidArgument
 
 STATUSES = ("ok", "dropped", "out_of_memory", "over_limit", "not_run", "timeout", "error", "interrupted")
 TIMED = ("ok", "dropped")
 """Statuses of measured sizes within every limit."""
+
+_ALL_PERCENT = 100
+
+_Check = Callable[[str, Any], object]
+
+_size: _Check = functools.partial(checks.check_whole, least=1, most=checks.MAX_BATCH_SIZE)
+_count: _Check = functools.partial(checks.check_whole, least=0, most=2**63 - 1)  # the most that SQLite holds
+_positive: _Check = functools.partial(checks.check_number, above=0.0)
+_flag: _Check = functools.partial(checks.check_kind, kind=bool, allowed="True or False")
+_text: _Check = functools.partial(checks.check_kind, kind=str, allowed="text")
+_KNOWN_FACTS: Mapping[str, _Check] = {
+    **dict.fromkeys(("visits", "needed_bytes", "available_bytes", "memory_bytes"), _count),
+    **dict.fromkeys(
+        ("prepare_seconds", "warmup_seconds", "query_seconds", "needed_seconds", "left_seconds", "first_seconds"),
+        checks.check_number,
+    ),
+    **dict.fromkeys(("type", "message", "limit"), _text),
+    "could_gain": functools.partial(checks.check_number, least=-1.0),
+    "cut_short": _flag,
+}
+
+
+def _is(check: _Check) -> Callable[[object, Any, Any], None]:
+    """Return a validator of a field from a check that raises InvalidArgument."""
+
+    def validate(_: object, attribute: Any, value: object) -> None:
+        check(attribute.name, value)
+
+    return validate
+
+
+def _percent(name: str, value: Any) -> None:
+    if checks.check_number(name, value) > _ALL_PERCENT:
+        raise InvalidArgument(name, value, "a percentage from 0 to 100")
+
+
+def _check_reasons(name: str, value: object) -> None:
+    if not isinstance(value, tuple) or not all(isinstance(reason, str) for reason in value):
+        raise InvalidArgument(name, value, "a tuple of text")
+
+
+def _check_status(name: str, value: object) -> None:
+    if value not in STATUSES:
+        raise InvalidArgument(name, value, f"one of {', '.join(STATUSES)}")
+
+
+def _check_facts(name: str, value: Mapping[str, Any]) -> None:
+    if not isinstance(value, Mapping):
+        raise InvalidArgument(name, value, "a mapping")
+    for fact, check in _KNOWN_FACTS.items():
+        if value.get(fact) is not None:
+            check(f"{name}[{fact!r}]", value[fact])
 
 
 @attrs.frozen
@@ -36,38 +89,45 @@ class Candidate:
         over_limit: Whether the plan is above the memory limit: the size is listed, but never tried.
     """
 
-    batch_size: int = field(converter=checks.required_size)
-    reasons: tuple[str, ...] = field(default=(), validator=deep_iterable(instance_of(str), instance_of(tuple)))
-    predicted_peak_bytes: int | None = field(default=None, converter=checks.count)
-    predicted_seconds: float | None = field(default=None, converter=checks.amount)
-    over_limit: bool = field(default=False, validator=instance_of(bool))
+    batch_size: int = field(validator=_is(_size))
+    reasons: tuple[str, ...] = field(default=(), validator=_is(_check_reasons))
+    predicted_peak_bytes: int | None = field(default=None, validator=optional(_is(_count)))
+    predicted_seconds: float | None = field(default=None, validator=optional(_is(checks.check_number)))
+    over_limit: bool = field(default=False, validator=_is(_flag))
 
 
 @attrs.frozen(kw_only=True)
-class Timing(Reading):
-    """
-    The mean time of `repeats` back-to-back steps of a batch size.
+class Timing:
+    """The mean time of `repeats` back-to-back steps.  Fields that default to None are None if unavailable."""
 
-    `throttled` is whether the SM clock was clearly lowered; such timings are used only if a size has no others.
-    """
-
-    batch_size: int = field(converter=checks.required_size)  # samples per step
+    batch_size: int = field(validator=_is(_size))  # samples per step
     # number of its round, from 0; rounds pair timings of different sizes. The timings of one trial have consecutive
     # numbers: see PER_TRIAL
-    round: int = field(converter=checks.required_count)
-    seconds: float = field(converter=checks.required_positive)  # seconds of a step
-    joules: float | None = field(default=None, converter=checks.positive)  # energy of a step; None if unknown
-    repeats: int = field(default=1, converter=checks.required_size)  # steps between two reads of the clock
-    # peak bytes of device memory that the engine allocated; None if unknown
-    peak_bytes: int | None = field(default=None, converter=checks.count)
-    # bytes of device memory that the process holds by NVML, context included; None if unknown
-    peak_device_bytes: int | None = field(default=None, converter=checks.count)
-    # batch size of the reference step; None without one
-    reference_batch_size: int | None = field(default=None, converter=checks.size)
-    # seconds of a reference step right before; None without one
-    reference_before_seconds: float | None = field(default=None, converter=checks.positive)
-    # seconds of a reference step right after; None without one
-    reference_after_seconds: float | None = field(default=None, converter=checks.positive)
+    round: int = field(validator=_is(_count))
+    seconds: float = field(validator=_is(_positive))  # seconds of a step
+    repeats: int = field(default=1, validator=_is(_size))  # steps between two reads of the clock
+    # whether the SM clock was clearly lowered; such timings are used only if a size has no others
+    throttled: bool = field(default=False, validator=_is(_flag))
+    # SM clock right after the steps
+    sm_clock_mhz: float | None = field(default=None, validator=optional(_is(checks.check_number)))
+    joules: float | None = field(default=None, validator=optional(_is(_positive)))  # energy of a step
+    # peak bytes of device memory that the engine allocated
+    peak_bytes: int | None = field(default=None, validator=optional(_is(_count)))
+    # bytes of device memory that the process holds by NVML, context included
+    peak_device_bytes: int | None = field(default=None, validator=optional(_is(_count)))
+    # all reasons for the SM clock, the power cap included, as bits of nvml.h
+    event_reasons: int | None = field(default=None, validator=optional(_is(_count)))
+    # temperature of the GPU right after the steps
+    temperature_celsius: float | None = field(default=None, validator=optional(_is(checks.check_number)))
+    power_watts: float | None = field(default=None, validator=optional(_is(checks.check_number)))  # power of its board
+    # share of its last sample period in which some kernel ran, 0 to 100
+    utilization_percent: float | None = field(default=None, validator=optional(_is(_percent)))
+    used_bytes: int | None = field(default=None, validator=optional(_is(_count)))  # its memory in use, by all processes
+    # batch size of the reference step
+    reference_batch_size: int | None = field(default=None, validator=optional(_is(_size)))
+    # reference_before_seconds, reference_after_seconds: seconds of a reference step right before and right after
+    reference_before_seconds: float | None = field(default=None, validator=optional(_is(_positive)))
+    reference_after_seconds: float | None = field(default=None, validator=optional(_is(_positive)))
 
     @property
     def reference_seconds(self) -> float | None:
@@ -80,12 +140,12 @@ class Timing(Reading):
 class Outcome:
     """How the measuring of a candidate ended."""
 
-    batch_size: int = field(converter=checks.required_size)  # samples per step
-    status: str = field(validator=in_(STATUSES))  # one of STATUSES
-    stop_reason: str = field(default="", converter=checks.required_text)  # why it ended, as a sentence
+    batch_size: int = field(validator=_is(_size))  # samples per step
+    status: str = field(validator=_is(_check_status))  # one of STATUSES
+    stop_reason: str = field(default="", validator=_is(_text))  # why it ended, as a sentence
     # further values for programs, such as {"needed_bytes": ...} of an out-of-memory error or {"limit": "memory"} of
     # over_limit. "cut_short" is True if the budget allowed no more timings
-    facts: Mapping[str, Any] = field(factory=dict, validator=instance_of(Mapping))  # type: ignore[type-abstract]
+    facts: Mapping[str, Any] = field(factory=dict, validator=_is(_check_facts))
 
 
 @attrs.frozen(kw_only=True)

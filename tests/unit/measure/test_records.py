@@ -1,4 +1,4 @@
-"""Records check themselves: what no measuring gives is refused."""
+"""Records check themselves: what no measuring gives is refused by the name of its field."""
 
 from __future__ import annotations
 
@@ -8,31 +8,39 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from cubatch.checks import MAX_BATCH_SIZE, MOST
+from cubatch.checks import MAX_BATCH_SIZE
+from cubatch.errors import InvalidArgument
 from cubatch.measure.records import Candidate, Outcome, Timing
 
 NOT_FINITE = (math.nan, math.inf, -math.inf, 10**400)
+NO_NUMBERS = ("1", b"1", True, None, [1.0])
+NO_TIMES = (*NOT_FINITE, "1", True, 0.0, -1.0)
 NO_SIZES = (0, -1, 1.5, 8.0, MAX_BATCH_SIZE + 1, math.nan, "8", True, None)
-NO_COUNTS = (-1, 0.5, 2**64, "8", False)
-TIMING: dict[str, Any] = {"batch_size": 8, "round": 0, "seconds": 1.0}
+NO_COUNTS = (-1, 0.5, 2**63, "8", False)
 WRONG: tuple[tuple[type, dict[str, Any], str, tuple[Any, ...]], ...] = (
-    (Timing, TIMING, "batch_size", NO_SIZES),
-    (Timing, TIMING, "round", NO_COUNTS),
-    (Timing, TIMING, "seconds", (*NOT_FINITE, "1", True, None, 0.0, -1.0)),
-    *(
-        (Timing, TIMING, name, (*NOT_FINITE, "1", True, 0.0, -1.0))
-        for name in ("joules", "reference_before_seconds", "reference_after_seconds")
-    ),
-    (Timing, TIMING, "repeats", NO_SIZES),
-    (Timing, TIMING, "peak_bytes", NO_COUNTS),
-    (Timing, TIMING, "peak_device_bytes", NO_COUNTS),
-    (Timing, TIMING, "reference_batch_size", NO_SIZES[:-1]),
+    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "batch_size", NO_SIZES),
+    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "round", NO_COUNTS),
+    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "seconds", (*NOT_FINITE, *NO_NUMBERS, 0.0, -1.0)),
+    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "repeats", NO_SIZES),
+    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "throttled", (0, 1, "no", None)),
+    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "sm_clock_mhz", (*NOT_FINITE, "1", -1.0)),
+    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "joules", (*NOT_FINITE, "1", 0.0, -1.0)),
+    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "peak_bytes", NO_COUNTS),
+    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "peak_device_bytes", NO_COUNTS),
+    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "event_reasons", NO_COUNTS),
+    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "temperature_celsius", (*NOT_FINITE, "1", True, -1.0)),
+    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "power_watts", (*NOT_FINITE, "1", True, -1.0)),
+    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "utilization_percent", (*NOT_FINITE, "1", -1.0, 100.5)),
+    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "used_bytes", NO_COUNTS),
+    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "reference_batch_size", NO_SIZES[:-1]),
+    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "reference_before_seconds", NO_TIMES),
+    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "reference_after_seconds", NO_TIMES),
     (Outcome, {"batch_size": 8, "status": "ok"}, "batch_size", NO_SIZES),
     (Outcome, {"batch_size": 8, "status": "ok"}, "status", ("fine", "", None, 3)),
     (Outcome, {"batch_size": 8, "status": "ok"}, "stop_reason", (None, 3, b"why")),
     (Outcome, {"batch_size": 8, "status": "ok"}, "facts", (None, [], "{}")),
     (Candidate, {"batch_size": 8}, "batch_size", NO_SIZES),
-    (Candidate, {"batch_size": 8}, "reasons", ("power of two", (1,), None)),
+    (Candidate, {"batch_size": 8}, "reasons", ("power of two", ["power of two"], (1,), None)),
     (Candidate, {"batch_size": 8}, "predicted_peak_bytes", NO_COUNTS),
     (Candidate, {"batch_size": 8}, "predicted_seconds", (*NOT_FINITE, "1", -1.0)),
     (Candidate, {"batch_size": 8}, "over_limit", (0, "no", None)),
@@ -45,13 +53,33 @@ WRONG: tuple[tuple[type, dict[str, Any], str, tuple[Any, ...]], ...] = (
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_a_value_that_no_measuring_gives_is_refused(record, others, name, value):
-    """Not finite, not whole, out of range or of another type."""
-    with pytest.raises((TypeError, ValueError)):
+    """Not finite, not whole, out of range or of another type: the error names the field and what it holds."""
+    with pytest.raises(InvalidArgument) as caught:
         record(**others | {name: value})
+    assert caught.value.field == name
+    assert caught.value.value is value
 
 
-@given(st.integers(1, MAX_BATCH_SIZE), st.floats(1 / MOST, MOST), st.none() | st.integers(0, 2**63 - 1))
+@pytest.mark.parametrize(
+    ("fact", "value"),
+    [
+        ("visits", -1), ("visits", 0.5), ("prepare_seconds", math.nan), ("needed_seconds", "many"), ("could_gain", -2),
+        ("cut_short", 1), ("limit", 3), ("type", 3), ("needed_bytes", "5"), ("memory_bytes", -1),
+    ],
+)  # fmt: skip
+def test_a_fact_that_others_read_is_checked_too(fact, value):
+    """Facts beyond those are free, and None is unknown."""
+    with pytest.raises(InvalidArgument, match=f"facts\\['{fact}'\\]"):
+        Outcome(8, "ok", facts={fact: value})
+    assert Outcome(8, "ok", facts={fact: None, "another": value}).facts["another"] is value
+
+
+@given(
+    st.integers(1, MAX_BATCH_SIZE),
+    st.floats(min_value=0.0, exclude_min=True, allow_infinity=False, allow_nan=False),
+    st.none() | st.integers(0, 2**63 - 1),
+)
 def test_what_a_clock_can_read_is_taken_as_it_is(batch_size, seconds, num_bytes):
-    """Any time that a clock can tell from zero."""
+    """Any finite time above zero, down to the least that a float holds."""
     timing = Timing(batch_size=batch_size, round=0, seconds=seconds, peak_bytes=num_bytes)
     assert (timing.batch_size, timing.seconds, timing.peak_bytes) == (batch_size, seconds, num_bytes)
