@@ -28,7 +28,7 @@ from cubatch.estimate.vendor.vendor_calls import Call
 from cubatch.estimate.vendor.vendor_model import framework_sd, vendor_parts
 from cubatch.hardware.arithmetic import has_tensor_cores, peak_flops_per_second
 from cubatch.hardware.facts import Device
-from cubatch.kernels.workspace.attention_scratch import runnable
+from cubatch.kernels.experimental import runnable
 from cubatch.network.graph import Spec, layer_passes
 from cubatch.network.layer import Layer, extents
 from cubatch.network.passes import Pass

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
-from cubatch.kernels.workspace.attention_scratch import runnable
+from cubatch.kernels.experimental import runnable
 from cubatch.memory import workspace
 from cubatch.memory.schedule import schedule
 from cubatch.memory.schedule_records import FLOAT32_BYTES, LOSS_SCALE_BYTES, Buffer, Op, Schedule
