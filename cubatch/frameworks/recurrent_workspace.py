@@ -32,7 +32,7 @@ _ALIGNED = 256  # hidden sizes whose multiples have other reordered weights
 
 @attrs.frozen
 class _Taken:
-    """Bytes that a layer takes besides its inputs and results."""
+    """Bytes that a layer takes in addition to its inputs and results."""
 
     reserve: int  # for the backward pass
     forward: int  # while the forward pass runs
@@ -141,7 +141,7 @@ def _run_here(layer: _Layer, steps: int) -> _Taken:
 
 
 def _watched(function: Callable[..., Any], *arguments: Any) -> tuple[Any, int]:
-    """Return the results of a function of PyTorch, and the peak bytes that it allocated on the CPU besides these."""
+    """Return the results of a function of PyTorch, and the peak bytes of its other allocations on the CPU."""
     from torch import autograd
 
     settings = torch._C._profiler._ExperimentalConfig()  # noqa: SLF001 - the constructor wants one

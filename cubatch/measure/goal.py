@@ -92,7 +92,7 @@ class Goal:
                 raise EnergyNotAvailable(str(device))
 
     def allowed(self, best_cost: float) -> float:
-        """Return the highest cost within the tolerance of the best cost, both in the unit of `best_cost`."""
+        """Return the highest cost within the tolerance of the best cost, in the same unit."""
         if self.objective == "latency":
             return best_cost * (1 + self.tolerance)
         return best_cost / (1 - self.tolerance)

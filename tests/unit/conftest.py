@@ -70,5 +70,5 @@ def recorded(monkeypatch):
 
 @pytest.fixture
 def world(monkeypatch):
-    """A world of NumPy kernels in the place of cubatch's."""
+    """A module of kernels by NumPy instead of cubatch's."""
     return enter(World(), monkeypatch)

@@ -366,7 +366,7 @@ def test_gpus_whose_rate_nobody_printed_are_predicted_whole(name):
 
 
 def test_a_sum_of_gradients_is_a_launch_that_moves():
-    """The pixels that a sum and a depthwise convolution read: three of them a sample, whatever the DRAM's scale."""
+    """The pixels that a sum and a depthwise convolution read: three of them a sample, at any scale of the DRAM."""
     for memory in (1.0, 2.0):
         step = predict_step(models.build("convnext-tiny"), [8], V100, mode="training", library="cubatch",
                             scales=Scales(memory=memory))  # fmt: skip

@@ -135,7 +135,7 @@ def test_the_fastest_is_timed_with_fewer_and_with_more_slices(side, tmp_path):
 
 @pytest.mark.parametrize("is_faster", [False, True])
 def test_phases_are_finished_in_registers_where_that_is_faster(is_faster):
-    """Only beside the fastest variant, which a strided gradient keeps unless the other one was measured faster."""
+    """A strided gradient keeps its fastest usual variant unless that of phases, timed against it alone, is faster."""
     h200 = catalogue.find("h200-sxm")
     problem = Problem("conv2d_dgrad", "float16", 256 * 28 * 28, 128, 288, phases=4, vector=8)
     best = ranked(problem, h200)[0]
