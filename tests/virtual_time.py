@@ -22,11 +22,12 @@ def step_seconds(batch_size):
     return 0.01 * (1 + batch_size / 32)
 
 
-def install(monkeypatch, seconds=step_seconds):
+def install(monkeypatch, seconds=step_seconds, *, all_steps=False):
     """
     Have all searches of this process measure virtual seconds, also those whose steps run in a worker.
 
-    `seconds` returns those of a step by its batch size; a reference step takes those of size 0.
+    `seconds` returns those of a step by its batch size; a reference step takes those of size 0. `all_steps` runs every
+    step of a timing: in a job of ranks, those that rank 0 does not run would wait for it.
     """
     now, graphs, prepared = 0.0, None, 0
     prepare, time_host, time_remote = Stopwatch._prepare, clocks.HostClock._time_steps, remote._RemoteClock.time
@@ -47,7 +48,7 @@ def install(monkeypatch, seconds=step_seconds):
         prepare(stopwatch, batch_size)
 
     def on_host(clock, step, repeats):
-        time_host(clock, step, 1 if prepared else repeats)  # a test that times by itself counts its steps
+        time_host(clock, step, 1 if prepared and not all_steps else repeats)  # a test that times by itself counts its steps
         is_reference = clock._reference is not None and step == clock._reference[0]
         taken = seconds(0 if is_reference else prepared)
         let_pass(repeats * taken)

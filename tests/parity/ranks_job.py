@@ -116,7 +116,7 @@ def group(folder: Path, name: str, seconds: float) -> None:
 
 def main() -> None:
     folder, jobs = Path(sys.argv[1]), json.loads(sys.argv[2])
-    virtual_time.install(pytest.MonkeyPatch())
+    virtual_time.install(pytest.MonkeyPatch(), all_steps=True)
     group(folder, "patient", 600.0)
     said = [told(kind, options) for kind, options in jobs[:-1]]
     rank = distributed.get_rank()
