@@ -196,22 +196,16 @@ class Search:
         lack_cost = {n for n, t in self.timings.items() if len(by_trial(t)) > 1 and not has_cost(t, self.goal)}
 
         self.state = SearchState(
-            goal=self.goal,
-            ladder=self.candidates,
+            goal=self.goal, ladder=self.candidates, closed={*outcomes, *lack_cost},
             timings={n: taken for n, taken in self.timings.items() if n not in over_memory},
-            closed={*outcomes, *lack_cost},
             failed={n: o.status for n, o in outcomes.items() if o.status in _FAILED or o.facts.get("type") == _REFUSED},
             seconds_of_trial=lambda n, step: trial_seconds(
                 step, self.span_seconds, prepare_seconds=guess_prepare(n, prepare), left=left, around_seconds=around
             ),
-            left=left,
-            budget=self.budget.seconds,
-            extends=self.extend is not None,
+            left=left, budget=self.budget.seconds, extends=self.extend is not None,
             requested=[n for n in self.candidates if self.extend is None or n == self.current],
-            multiple=self.multiple,
-            accepts=self.accepts,
-            seed=self.seed,
-        )
+            multiple=self.multiple, accepts=self.accepts, seed=self.seed,
+        )  # fmt: skip
         with self._computing():
             self.state.recommended  # noqa: B018 - fits the posterior
         return self.state
@@ -347,17 +341,11 @@ class Search:
             best = None if kind == "resume" else self.state.recommended  # the best so far follows with the first trial
             gain = self.state.could_gain if best else math.inf
         event = Event(
-            kind=kind,
-            round=self.round * PER_TRIAL if number is None else number,
-            batch_size=n,
-            done=min(self.budget.spent(), self.budget.seconds),
-            total=self.budget.seconds,
-            seconds_left=self.budget.left(),
-            message=message,
-            best_batch_size=best,
+            kind=kind, batch_size=n, round=self.round * PER_TRIAL if number is None else number, message=message,
+            done=min(self.budget.spent(), self.budget.seconds), total=self.budget.seconds,
+            seconds_left=self.budget.left(), could_gain=gain if gain <= 1 else None, best_batch_size=best,
             best_rate=best / self.state.seconds[best] if best else None,
-            could_gain=gain if gain <= 1 else None,
-        )
+        )  # fmt: skip
         try:
             self.progress(event)
         except Exception as error:

