@@ -199,7 +199,7 @@ def _unpacked(path: Path) -> bytes:
         content = path.read_bytes()
         return gzip.decompress(content) if content.startswith(_GZIP_MAGIC) else content
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise InvalidData(str(path), f"cannot be read: {files.reason(error)}") from error
+        raise InvalidData(str(path), f"cannot be read: {files.reason(error)}", _AGAIN) from error
 
 
 def _find(folder: Path, name: str) -> Path:

@@ -357,7 +357,9 @@ def _rate(
             break
         spent += now() - began
     if not count or spent <= 0:
-        raise InvalidArgument("loader", "a data loader with too few samples", f"one with more than {skipped} batches")
+        allowed = f"one with more than {skipped} batches of {batch_size}: the first of each worker is not timed"
+        remedy = "Use more samples or fewer workers."
+        raise InvalidArgument("loader", "a data loader with too few samples", allowed, remedy)
     return batch_size, count / spent, workers.per_sample(loaded)
 
 

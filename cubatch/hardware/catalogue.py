@@ -61,7 +61,7 @@ def find(name: str) -> Device:
         68
     """
     if not isinstance(name, str):
-        raise InvalidArgument("device", name, "a name")
+        raise InvalidArgument("device", name, "the name of a GPU", "`cubatch devices` lists those of the catalog.")
     named = sharing(name)
     if not named:
         raise UnknownName("device", name, _suggestions(), "`cubatch devices` lists those of the catalog.")

@@ -46,7 +46,7 @@ class Figures:
         """
         match = _FIGURES.fullmatch(text)
         if match is None:
-            raise ValueError(text)
+            raise ValueError(f"{text!r} is not 'registers/shared bytes', with '+spilled bytes' if there are any")
         return cls(*(int(part or 0) for part in match.groups()))
 
 
@@ -66,7 +66,7 @@ def read(path: Path) -> Recorded:
             data = tomllib.load(file)
         return Recorded(data["nvrtc"], data.get("may_spill", {}), by_arch(data["figures"], Figures.parse))
     except (OSError, ValueError, LookupError, AttributeError) as error:
-        raise InvalidData(str(path), f"not a table of kernel resources: {error!r}") from error
+        raise InvalidData(str(path), f"not a table of kernel resources: {error!r}", "Install cubatch again.") from error
 
 
 def by_arch(table: Mapping[str, str], parse: Callable[[str], _Parsed]) -> dict[str, dict[int, _Parsed]]:

@@ -277,7 +277,7 @@ def as_network(spec: Spec) -> Network:
         return spec
     shapes = spec.input_shapes
     if len(shapes) > 1:
-        raise InvalidSpec("spec", spec.type, "a network, for a layer with several inputs")
+        raise InvalidSpec("spec", spec.type, "a network: this type of layer has several inputs")
     alone = attrs.evolve(spec, inputs=None, name=spec.name or spec.type)
     return Network(input_shape=shapes[0], layers=[alone], name=str(spec))
 

@@ -89,7 +89,7 @@ def load_weights(network: Network, path: str | Path) -> Network:
         remedy = "Save the weights again."
         raise InvalidData(str(path), "is damaged: its metadata lack the network and version", remedy) from error
     if version != VERSION:
-        raise InvalidData(str(path), f"is of version {shown(version)}, this cubatch reads {VERSION}", "Update it.")
+        raise InvalidData(str(path), f"is of version {shown(version)}, this cubatch reads {VERSION}", "Update cubatch.")
     shapes = _shapes(network)
     by_key = {".".join(place): shape for place, shape in shapes.items()}
     remedy = "Build the network with the layers that it had when the file was saved."

@@ -81,9 +81,7 @@ def _read(given: TuningResult | str | Path, place: str, predicted: Workload) -> 
         return InvalidArgument("anchors", origin, wanted, remedy)
 
     if result.spec is None or result.mode is None or result.dtype is None or result.library in _OF_OTHERS:
-        raise refused(
-            "results of a layer or network", "Of a callable, a module or ONNX Runtime the model knows nothing."
-        )
+        raise refused("results of a layer or network", "The model does not cover a callable, a module or ONNX Runtime.")
     spec = resolve(result.spec)
     work = Workload(
         spec=spec,
@@ -131,7 +129,7 @@ def _sd(measurement: Measurement) -> float:
 def _device(result: TuningResult, predicted: Device, refused: Callable[..., InvalidArgument]) -> Device:
     """Return the GPU of a result; raise the error that `refused` makes for a CPU, several GPUs or a MIG slice."""
     if result.data_parallel is not None or result.environment.get("devices"):
-        raise refused("results of one GPU", "Steps of this one are shared by several, and wait for their sums.")
+        raise refused("results of one GPU", "Leave this one out: several devices shared its steps.")
     facts = result.device
     name, uuid, num_sms = str(facts.get("name") or ""), facts.get("uuid"), facts.get("num_sms")
     if facts.get("kind") == "cpu":

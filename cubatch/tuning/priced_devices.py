@@ -18,7 +18,7 @@ def distinct(devices: Iterable[Device | str | None]) -> dict[str, Device]:
         InvalidArgument: If there is none, or two different ones have one name.
     """
     if isinstance(devices, str | Device) or not isinstance(devices, Iterable):
-        raise InvalidArgument("devices", devices, "a list of GPUs")
+        raise InvalidArgument("devices", devices, "a list of GPUs' names, such as ['t4', 'a40']")
     gpus: dict[str, Device] = {}
     for gpu in (probe.resolve(given, live=False) for given in devices):
         if gpus.setdefault(_name(gpu), gpu) != gpu:

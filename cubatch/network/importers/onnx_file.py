@@ -114,7 +114,7 @@ class _Reader:
         self._input, self._input_shape = self._fix_input(model, input_shape, extents)
         outputs = [each.name for each in model.graph.output]
         if len(outputs) != 1:
-            raise InvalidSpec("ONNX file", str(path), f"one with a single output, not {', '.join(outputs)}")
+            raise self._refused(f"one with a single output, not {', '.join(outputs)}")
         self._output = outputs[0]
         self._shapes = {self._input: self._input_shape}
         self._nodes = list(model.graph.node)
@@ -130,6 +130,9 @@ class _Reader:
             if self._live.intersection(node.output):
                 self._live.update(node.input)
 
+    def _refused(self, allowed: str) -> InvalidSpec:
+        return InvalidSpec("ONNX file", str(self._path), allowed, f"Or {as_a_file(self._path)}")
+
     def _fix_input(self, model: Any, input_shape: tuple[int, ...] | None, extents: Extents | None) -> tuple[str, Shape]:
         """
         Return name and shape of the model's only input, and write the shape into the model; reject an open shape.
@@ -139,7 +142,7 @@ class _Reader:
         inputs = [each for each in model.graph.input if each.name not in self._constants]
         if len(inputs) != 1:
             names = ", ".join(each.name for each in inputs) or "none"
-            raise InvalidSpec("ONNX file", str(self._path), f"one with a single input, not {names}")
+            raise self._refused(f"one with a single input, not {names}")
         dims = inputs[0].type.tensor_type.shape.dim
         sizes = [max(dim.dim_value, 0) for dim in dims]  # some files write -1 for an open size
         is_right = isinstance(input_shape, tuple | list) and all(type(each) is int and each > 0 for each in input_shape)
@@ -210,8 +213,7 @@ class _Reader:
         try:
             inferred = self._onnx.shape_inference.infer_shapes(model, data_prop=True).graph
         except self._onnx.shape_inference.InferenceError as error:
-            allowed = f"one whose shapes onnx can infer ({error})"
-            raise InvalidSpec("ONNX file", str(self._path), allowed) from error
+            raise self._refused(f"one whose shapes onnx can infer ({error})") from error
         shapes = {}
         for each in [*inferred.value_info, *inferred.output]:
             extents = [dim.dim_value for dim in each.type.tensor_type.shape.dim]

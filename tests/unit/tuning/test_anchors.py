@@ -193,7 +193,7 @@ def test_gathered_convolutions_are_no_vendors_convolutions():
         ({"measurements": [measurement(64, None, "out_of_memory")]}, '"ok"'),
         ({"device": here(T4), "dtype": "float16"}, "share nothing"),
         ({"device": here(catalogue.find("rtx-pro-6000-blackwell-server"))}, "peak_bytes_per_second"),
-        ({"data_parallel": SHARED}, "results of one GPU, got 'anchors[0]'. Steps of this one are shared by several"),
+        ({"data_parallel": SHARED}, "results of one GPU, got 'anchors[0]'. Leave this one out: several devices"),
     ],
 )
 def test_what_says_nothing_about_it_is_refused(changed, said):
