@@ -66,6 +66,10 @@ def connect(
 
     Returns:
         A connection that commits each statement, with foreign keys on and `sqlite3.Row` rows.
+
+    Raises:
+        StoreError: If the file is no database, or of another program or a newer version.
+        sqlite3.Error, OSError: If it cannot be opened; without `on_replaced` also if it is damaged.
     """
     with locked(path, "open", BUSY_SECONDS):  # of two that switch the journal or rename the file, one would fail
         try:

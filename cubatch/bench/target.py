@@ -74,7 +74,7 @@ class Target:
 
 
 def failure(error: Exception) -> str:
-    """Return the reason why a rival that raised an error is missing."""
+    """Return the type and first line of a rival's error; raise it again if it is a DeviceFailed that is fatal."""
     if isinstance(error, DeviceFailed) and error.is_fatal:
         raise error
     return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -72,8 +72,9 @@ def bind(
     Return `function` with its module, inputs and precision filled in; the result takes its other arguments.
 
     Raises:
-        typer.BadParameter: If such an option is given, or not exactly one of the three kinds of inputs.
-        CubatchError: If there is no such function, or it raises.
+        typer.BadParameter: If `model` is no "package.module:name", an option of `others` is given, or autocast does not
+            support `dtype`. Also unless exactly one of the three kinds of inputs is given.
+        CubatchError: If an extent is below 1, or the function of --example-inputs does not exist or raises an error.
     """
     if model.lower().endswith(".onnx"):
         raise typer.BadParameter(

@@ -329,7 +329,7 @@ def _rate(
     """
     Time whole epochs of a loader for `seconds`, without the first batch of each worker.
 
-    `copy` is called with each batch; None: not copied.
+    `copy` is called with each batch; None: not copied. Too few batches raise InvalidArgument.
 
     Returns:
         tuple[int, float, float]: The batch size, lowered if the data set is small; its samples per second; CPU seconds

@@ -28,6 +28,10 @@ def resolve_library(library: str, device: Device, dtype: str = "float32") -> str
         library: "auto", "cubatch" or "im2col".
         dtype: A dtype that the device supports.
 
+    Raises:
+        InvalidArgument: If the library is unknown, or does not run on the device.
+        UnsupportedDtype: If "im2col" would compute in 16 bits.
+
     Example:
         >>> from cubatch.hardware.probe import device
         >>> resolve_library("auto", device("v100-sxm2-16gb"), "float16")

@@ -28,6 +28,10 @@ def resolve_devices(
         devices: Number of devices, or a list with the device of each rank; None and 1 are a single device.
         device: With a number, which kind of device: a GPU or the CPU; None: GPUs if there are any, else the CPU.
 
+    Raises:
+        InvalidArgument: If the list has one device, a GPU twice, or GPUs and the CPU, or a number is out of range.
+        DeviceNotAvailable: If a device is not in this machine.
+
     Example:
         >>> resolve_devices(None) is None
         True

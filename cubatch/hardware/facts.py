@@ -24,7 +24,7 @@ _positive = validators.optional(validators.gt(0))
 
 
 def _capability(value: Sequence[int] | None) -> tuple[int, int] | None:
-    """Return a pair of whole numbers, also of NumPy or JSON, as Python's; None stays None."""
+    """Return a pair of whole numbers, also of NumPy or JSON, as Python's; None stays None, the rest is rejected."""
     if value is None:
         return None
     if (

@@ -33,6 +33,9 @@ def cupy(purpose: str = "computing on a GPU") -> ModuleType:
     Args:
         purpose: What needs CuPy, as the beginning of a sentence.
 
+    Raises:
+        MissingDependency: If CuPy is not installed; UnsupportedVersion if it is of a version that is not supported.
+
     Example:
         >>> cupy().__name__  # doctest: +SKIP
         'cupy'

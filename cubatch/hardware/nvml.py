@@ -252,6 +252,10 @@ def listed() -> list[Listed]:
     Example:
         >>> listed()                                                                            # doctest: +SKIP
         [Listed(index=0, name='NVIDIA H200', uuid='GPU-8932f937-d72c-4106-c12f-20bd9faed9f6', problem='')]
+
+    Raises:
+        DeviceNotAvailable: If there is no GPU, or no NVIDIA driver.
+        DeviceFailed: If NVML fails.
     """
     nvml = _start("cuda", "Install or load the NVIDIA driver.")
     gpus: list[Listed] = []
@@ -284,7 +288,11 @@ def _board(nvml: Any, index: int) -> list[Listed]:
 
 
 def _start(uuid: str, remedy: str = "Install or load the NVIDIA driver, or pass device='cpu'.") -> Any:
-    """Load NVML and return its module; a second call is cheap, since NVML counts how often it was started."""
+    """
+    Load NVML and return its module; a second call is cheap, since NVML counts how often it was started.
+
+    Raises DeviceNotAvailable, with `uuid` and `remedy`, without a driver, and DeviceFailed if NVML fails.
+    """
     import pynvml
 
     try:

@@ -257,7 +257,11 @@ def _loss(output: Any) -> Any:
 
 
 def _optimizer(trainer: Any) -> Callable[[Iterable[Any]], Any]:
-    """Return a function from parameters to an optimizer like the trainer's first, with its gradient clipping."""
+    """
+    Return a function from parameters to an optimizer like the trainer's first, with its gradient clipping.
+
+    InvalidArgument is raised for a module without an optimizer.
+    """
     from lightning.pytorch.core.optimizer import _MockOptimizer  # stands where there is none
 
     optimizer = trainer.optimizers[0]

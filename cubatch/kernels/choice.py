@@ -262,6 +262,9 @@ def delete_winners(path: Path, device: Device | None = None) -> int:
     Args:
         path: The file, see `winners_path`.  It need not exist.
         device: The GPU; None: all.
+
+    Raises:
+        StoreError: If the file is no such database, or cannot be opened or written.
     """
     try:
         path = sqlite_file.place(path)

@@ -82,6 +82,8 @@ def over_patches(layer: Layer) -> Layer:
     """
     Return the convolution of stride 1 over patches of `input_patches` that computes the output of a strided one.
 
+    ValueError is raised for any other layer.
+
     Example:
         >>> from cubatch.network.layers import Conv2d
         >>> print(over_patches(Conv2d(h=224, w=224, c=3, k=64, r=7, s=7, stride=2, pad=3)))

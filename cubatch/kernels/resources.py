@@ -40,6 +40,8 @@ class Figures:
         """
         Return the resources of a text "registers/shared bytes", with "+spilled bytes" if there are any.
 
+        Other text raises ValueError.
+
         Example:
             >>> Figures.parse("128/16896+24")
             Figures(registers=128, shared_bytes=16896, spill_bytes=24)

@@ -135,7 +135,7 @@ def check_address(address: int) -> int:
 
 def encode(tensor: TensorMap, address: int, driver: Any) -> bytes:
     """
-    Return a tensor map as encoded by the CUDA driver; makes no call to the GPU.
+    Return a tensor map as encoded by the CUDA driver, without a call to the GPU; raise DeviceFailed if it refuses.
 
     Args:
         address: Address of its array on the GPU.

@@ -43,7 +43,7 @@ def kernels_path() -> Path:
 
 def arch_number(arch: str) -> int:
     """
-    Return the compute capability times ten of an architecture in the compiler's spelling.
+    Return the compute capability times ten of an architecture in the compiler's spelling; reject other text.
 
     Example:
         >>> arch_number("sm_70"), arch_number("sm_90a")
@@ -148,6 +148,10 @@ def variants(operation: str, dtype: str, arch: int) -> tuple[Kernel, ...]:
     Args:
         operation: "conv2d_fprop", "gemm_nt", ...
         arch: Compute capability times ten.
+
+    Raises:
+        InvalidArgument: If the dtype is unknown.
+        UnknownName: If the operation is unknown.
     """
     if dtype not in DTYPES:
         raise InvalidArgument("dtype", dtype, "one of " + ", ".join(DTYPES))

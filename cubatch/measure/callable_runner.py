@@ -52,7 +52,13 @@ class CallableRunner:
         return None
 
     def prepare(self, batch_size: int) -> None:
-        """Release the step of the last size and make that of this one; raise OutOfMemory if it exceeds the limit."""
+        """
+        Release the previous step, and make the step of this batch size.
+
+        Raises:
+            InvalidArgument: If `make_step` returns no callable.
+            OutOfMemory: If PyTorch and CuPy held more than `memory_limit` bytes while the step ran once.
+        """
         self.release()
         step = self._make_step(batch_size)
         if self._move():  # make_step imported a library and put its arrays on another GPU

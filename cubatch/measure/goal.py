@@ -67,7 +67,11 @@ class Goal:
 
     @classmethod
     def of(cls, *, objective: str, tolerance: float, latency_limit: float | None) -> Self:
-        """Return the goal of a public function's arguments, as floats; `latency_limit` None: no limit."""
+        """
+        Return the goal of a public function's arguments, as floats; raise InvalidArgument if one is out of range.
+
+        `latency_limit` is in seconds; None: no limit.
+        """
         given = {"tolerance": tolerance} | ({} if latency_limit is None else {"latency_limit": latency_limit})
         for name, value in given.items():
             try:

@@ -89,6 +89,10 @@ class RankGroup:
 
         Returns:
             list[Any]: The result of each rank, in their order.
+
+        Raises:
+            WorkerFailed: If a rank has ended.
+            CubatchError: The error of a rank, with a note that names the rank.
         """
         waiting = list(range(len(self._connections))) if ranks is None else list(ranks)
         if not self.is_open:
@@ -199,7 +203,11 @@ class RankGroup:
         return self._stderr.fileno()
 
     def _accept(self, listener: socket.socket) -> None:
-        """Wait until all ranks are connected, and send each the numbers of the CPUs that it may use."""
+        """
+        Wait until all ranks are connected, and send each the numbers of the CPUs that it may use.
+
+        Raises WorkerFailed if one ends early, starts late or runs another cubatch, or if MPI counts other ranks.
+        """
         deadline = time.monotonic() + START_SECONDS
         connected: dict[int, Connection] = {}
         size = len(self._devices)

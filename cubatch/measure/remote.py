@@ -262,7 +262,7 @@ class RemoteRunner:
         """
         Send a request to the worker and return its answer; end the worker if no answer comes within `seconds`.
 
-        `seconds` None means no limit.
+        `seconds` None means no limit. The errors are those of the class; InvalidArgument for values that are no JSON.
         """
         if self._process is None or self._process.stdin is None:
             raise WorkerFailed("it has ended", "Call prepare() to start a new one.")

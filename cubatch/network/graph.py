@@ -248,7 +248,11 @@ def _check_all_read(nodes: Sequence[Node], paths: Sequence[str]) -> None:
 
 
 def layer_of(mapping: object, path: str) -> Layer:
-    """Return the layer that a mapping in the form of a spec file describes; the fields in errors begin with `path`."""
+    """
+    Return the layer that a mapping in the form of a spec file describes.
+
+    Raises UnknownName for an unknown type or key, else InvalidSpec; the fields in errors begin with `path`.
+    """
     if not isinstance(mapping, Mapping):
         raise InvalidSpec(path, mapping, 'a mapping with a "type"')
     if "type" not in mapping:

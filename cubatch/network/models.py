@@ -105,6 +105,10 @@ def resolve(
         classes: As for `build`; for a model's name only. None: the model's own.
         opaque: As for `load_onnx` and `from_torch`.
 
+    Raises:
+        InvalidArgument: If it is none of these, or `input_shape` or `classes` does not apply.
+        CubatchError: As from `build`, `load_spec`, `load_onnx` and `from_torch`.
+
     Example:
         >>> resolve({"type": "linear", "c": 1000, "k": 100}).parameters
         100100
@@ -131,7 +135,11 @@ def resolve(
 
 
 def _form(spec: object) -> str:
-    """Return the form of a spec argument: "name", "file", "onnx", "factory"; "" for a layer, network or mapping."""
+    """
+    Return the form of a spec argument: "name", "file", "onnx", "factory"; "" for a layer, network or mapping.
+
+    Raises InvalidArgument for anything else, and for a file of weights.
+    """
     if isinstance(spec, str | Path):
         suffix = Path(spec).suffix.lower()
         if suffix == ".onnx":

@@ -23,6 +23,10 @@ def from_mapping(mapping: Mapping[str, Any], *, name: str | None = None) -> Spec
     Args:
         mapping: A network with "layers", a single layer with "type".
         name: Default name of the network; None: "network".
+
+    Raises:
+        InvalidSpec: If a value is missing or invalid.
+        UnknownName: If it has an unknown layer type, key or input.
     """
     if not isinstance(mapping, Mapping):
         raise InvalidSpec("spec", mapping, 'a mapping with "layers" and "input_shape", or with "type"')

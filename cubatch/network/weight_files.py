@@ -70,7 +70,8 @@ def load_weights(network: Network, path: str | Path) -> Network:
 
     Raises:
         InvalidArgument: If the path has another ending.
-        InvalidData: If the file is missing or damaged, or a tensor is unknown, missing, or of another shape.
+        InvalidData: If the file is missing, damaged, a checkpoint, or of another version. Also if a tensor is
+            unknown, missing, or of another shape.
 
     Example:
         >>> import cubatch as cb

@@ -199,6 +199,9 @@ def conv_shape(
         pad: Zeros at the top, bottom, left and right.
         dilation: Vertical and horizontal dilation.
 
+    Raises:
+        InvalidArgument: If an extent is out of range, or the shapes and groups do not match.
+
     Example:
         >>> shape = conv_shape((28, 28, 1), (32, 3, 3, 1), (1, 1), (1, 1, 1, 1), (1, 1))
         >>> shape.vertical.out, shape.pixels, shape.taps

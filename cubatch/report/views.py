@@ -33,7 +33,7 @@ def html(record: Any) -> str:
 
 
 def grids(record: Any) -> list[Grid]:
-    """Return the tables of a record: a result, forecast, footprint, plan or list of candidates."""
+    """Return the tables of a record (result, forecast, footprint, plan, ...); raise TypeError for any other object."""
     for kind, tables in _TABLES.items():
         if isinstance(record, kind):
             return tables(record)

@@ -74,7 +74,11 @@ def scale_rate(policy: str, batch_size: int, base_rate: float) -> float:
 
 
 def run(request: StudyRequest, budget: float) -> Findings:
-    """Train at each batch size with each learning rate and seed; return the comparison of the test accuracies."""
+    """
+    Train at each batch size with each learning rate and seed; return the comparison of the test accuracies.
+
+    Raises InvalidArgument in inference, without images, or if the batch size BASE is not allowed or does not fit.
+    """
     request.require_training()
     network = as_network(request.work.spec)
     images = load_images(request, network)
@@ -122,7 +126,11 @@ def run(request: StudyRequest, budget: float) -> Findings:
 
 
 def load_images(request: StudyRequest, network: Network) -> tuple[Dataset, Dataset]:
-    """Return the images for training and testing: MNIST, for a quick study its first images, or generated ones."""
+    """
+    Return the images for training and testing: MNIST, or in a quick study its first images, else generated ones.
+
+    A full study without a folder of images raises InvalidArgument.
+    """
     if request.data is not None:
         images = files.load_mnist(request.data)
         if not request.quick:

@@ -47,6 +47,9 @@ def run(name: str, request: StudyRequest, *, command: str) -> dict[str, Any]:
     Returns:
         The study in the JSON form of schema 1.
 
+    Raises:
+        InvalidArgument: If there is no such study, an option does not apply, or the folder cannot be written.
+
     Example:
         >>> import tempfile
         >>> folder = tempfile.TemporaryDirectory()
@@ -119,6 +122,9 @@ def write(payload: dict[str, Any], folder: Path) -> list[Path]:
 
     Returns:
         The written files, the page first.
+
+    Raises:
+        InvalidArgument: If a file cannot be written.
     """
     text = json.dumps(payload, allow_nan=False, ensure_ascii=False, indent=1) + "\n"
     written = []

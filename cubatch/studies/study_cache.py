@@ -55,7 +55,11 @@ class StudyCache:
                 continue
 
     def get(self, name: str, measure: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the finding `name` in JSON form; if it is not cached, call `measure` and append the result."""
+        """
+        Return the finding `name` in JSON form; if it is not cached, call `measure` and append the result.
+
+        InvalidArgument is raised if the file cannot be written.
+        """
         if name not in self.findings:
             self.findings[name] = plain(measure())
             line = json.dumps({"key": self._key, "name": name, "finding": self.findings[name]})

@@ -106,6 +106,7 @@ def powers_and_neighbors(limit: int) -> dict[int, tuple[int, ...]]:
     Return powers of two and, by power, the batch sizes that are compared with it.
 
     The powers are 128, 256, 512 and larger ones up to the limit, but at least the three largest that it allows.
+    A limit below 5 raises InvalidArgument.
 
     Example:
         >>> powers_and_neighbors(513)
@@ -168,7 +169,7 @@ def floor_of(seconds: Mapping[int, float]) -> dict[str, int | None]:
     Return the three sizes at which the step time changes its behavior.
 
     Args:
-        seconds: Step time by batch size.
+        seconds: Step time by batch size; without that of size 1, NothingMeasured is raised.
 
     Returns:
         "floor", the largest size up to which every step takes at most 1.1 times as long as a step of one sample; None

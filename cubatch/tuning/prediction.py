@@ -138,7 +138,8 @@ def _forecast(subject: PredictedSubject, request: Request, about_memory: str) ->
     """
     Return the forecast: the predicted steps of all candidates, and the recommended batch size.
 
-    `about_memory` is a sentence on the memory limit, for the notes.
+    `about_memory` is a sentence on the memory limit, for the notes. InvalidArgument is raised if no candidate is
+    within the memory and latency limits.
     """
     device, goal, ladder = subject.device, request.goal, subject.ladder
     sizes = [step.batch_size for step in ladder.candidates if not step.over_limit]

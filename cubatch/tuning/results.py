@@ -424,7 +424,11 @@ class TuningResult(BatchSizeResult):
 
     @classmethod
     def from_mapping(cls, data: object, *, source: str = "tuning result") -> TuningResult:
-        """Return the result that `to_mapping` wrote; unknown keys are ignored."""
+        """
+        Return the result that `to_mapping` wrote; unknown keys are ignored.
+
+        `source` and the errors are those of `from_json`.
+        """
         if not isinstance(data, dict):
             raise InvalidData(source, f"holds {type(data).__name__}, not a tuning result", _REWRITE)
         if data.get("schema") != SCHEMA:
@@ -519,7 +523,7 @@ def load(path: str | Path, field: str, *, predictions: bool = False) -> TuningRe
 
 
 def _as_measured(data: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return the JSON of a prediction with the keys and statuses of a measured result."""
+    """Return the JSON of a prediction with the keys and statuses of a measured result; reject one for several GPUs."""
     if "forecasts" in data:
         raise InvalidData(source, "holds predictions for several devices", "Predict for one of them, with --device.")
     written = {"environment": {}, "largest_measured": None, **data}

@@ -278,7 +278,8 @@ def traced(spec: Any, batches: Any, kind: Mapping[str, Any]) -> Iterator[TorchMo
     """
     Yield a module whose steps can be traced; `kind` has the options of its step, and those of `TorchModule`.
 
-    Exceptions in the block other than a CubatchError become InvalidArgument.
+    A function named by text that cannot be imported, and invalid options, raise InvalidArgument. Exceptions in the
+    block other than a CubatchError become InvalidArgument.
     """
     if isinstance(spec, str):
         with user_code.users("module", spec, CALLABLE):

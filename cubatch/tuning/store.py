@@ -459,7 +459,8 @@ def clear(path: Path | str, run_id: int | None = None) -> int:
     Delete run number `run_id`, or all runs if it is None, and return their number.
 
     Raises:
-        StoreError: If one of them is being measured right now, or there is no such run; nothing is deleted then.
+        StoreError: If one of them is being measured right now, there is no such run, or the file cannot be read.
+            Nothing is deleted then.
     """
     with _opened(path, run_id) as (database, identities), contextlib.ExitStack() as locks:
         chosen = [number for number in identities if run_id in {None, number}]  # a run that begins from now on stays

@@ -66,6 +66,11 @@ def compile_kernel(kernel: Kernel, arch: str, *, root: Path | None = None, folde
 
     Returns:
         Cubin: The machine code's file, and `resources` by entry, with the kernel's own entry.
+
+    Raises:
+        InvalidArgument: If the kernel is not meant for the architecture, or no NVRTC compiles for it.
+        MissingDependency: If NVRTC is not installed.
+        CompileError: If the source is missing, does not compile, or lacks the kernel's entry.
     """
     if not kernel.runs_on(arch_number(arch)):
         raise InvalidArgument("arch", arch, f"one that {kernel.name} is meant for, {kernel.where}")
@@ -93,6 +98,9 @@ def compile_unit(
         arch, root, folder: As for `compile_kernel`.
         code: Whether the machine code is needed, or only its resources.
         compiler: The compiler; None: the NVRTC that knows the architecture.
+
+    Raises:
+        CompileError: If the source is missing or does not compile. Other errors are those of `nvrtc.for_arch`.
     """
     root, folder = root or kernels_path(), folder or cubins.default_folder()
     compiler = compiler or nvrtc.for_arch(arch_number(arch))

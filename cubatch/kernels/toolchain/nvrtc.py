@@ -120,6 +120,10 @@ def for_arch(arch: int) -> Nvrtc:
 
     Args:
         arch: Compute capability times ten, 70 for sm_70.
+
+    Raises:
+        MissingDependency: If NVRTC is not installed.
+        InvalidArgument: If no installed version compiles for the architecture.
     """
     known: dict[str, tuple[int, ...]] = {}
     for path in candidates():

@@ -127,7 +127,8 @@ def project(build: Builder, step: Step, value: Value, order: list[int] | None, m
     """
     Add the Attention layer of `mixed` and the linear layer of this step, which projects its result; return the output.
 
-    `order` is the order of the features that the step reads; None is the layer's own.
+    `order` is the order of the features that the step reads; None is the layer's own. Weights that are not (c, c)
+    raise UnsupportedOperator.
     """
     w, b = step.constants["w"], step.constants.get("b")
     c = len(mixed.w) // 3
@@ -178,7 +179,11 @@ def prepend(build: Builder, step: Step) -> Value:
 
 
 def position(build: Builder, step: Step, value: Value, prepended: Prepended) -> Value:
-    """Add a Tokens layer, which puts the class token in front and adds the position embedding; return its output."""
+    """
+    Add a Tokens layer, which puts the class token in front and adds the position embedding; return its output.
+
+    A constant of another shape than (tokens, c) raises UnsupportedOperator.
+    """
     tokens, _, c = build.shapes[value.layer]
     constant = step.constants["constant"]
     if constant.shape not in {(1, tokens, c), (tokens, c)}:

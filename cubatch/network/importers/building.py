@@ -186,7 +186,11 @@ class Builder:
         return self._whole(step, self.part(step, index))
 
     def pixels(self, step: Step, *, padded: bool = False) -> Value:
-        """Return the first input of a step, which must be images (n, c, h, w); `padded` accepts pending padding."""
+        """
+        Return the first input of a step; raise UnsupportedOperator unless it is images (n, c, h, w).
+
+        `padded` accepts pending padding.
+        """
         value = self._whole(step, self.values[step.reads[0]] if padded else self.part(step))
         if value.dims == self.axes("nchw", self.shapes[value.layer]):
             return value
@@ -199,7 +203,8 @@ class Builder:
         """
         Return the input of a step, and the order of its features along an axis; None if it is the layer's order.
 
-        Flattened features get a Flatten layer: their order of h, w and c differs from cubatch's.
+        Flattened features get a Flatten layer: their order of h, w and c differs from cubatch's. An axis that is not
+        that of the features raises UnsupportedOperator.
         """
         value = self.value(step)
         extents, atoms = self.shapes[value.layer], value.dims[axis]
@@ -274,7 +279,7 @@ class Builder:
         arrays: Mapping[str, Any] | None = None,  # its parameters and statistics, in the engine's layout
         suffix: str = "",  # suffix of its name, where it is not the step's only layer
     ) -> Value:
-        """Add a layer to the network, and return its output."""
+        """Add a layer to the network and return its output; raise UnsupportedOperator for an incomplete input."""
         names = tuple(value.layer for value in reads)
         if incomplete := self.pending.keys() & set(names):
             raise self.refusal(step, f"it reads {min(incomplete)}, a part of a layer that is not complete")
@@ -313,7 +318,7 @@ class Builder:
     # --- the end -------------------------------------------------------------------------------
 
     def network(self) -> Network:
-        """Return the network of the layers that the output depends on."""
+        """Return the network of the layers that the output depends on; raise InvalidSpec if that is the input."""
         if self._output == INPUT:
             raise InvalidSpec("network", self.name, "one with a layer of cubatch: its output is its input")
         live = {self._output}

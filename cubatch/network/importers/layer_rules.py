@@ -224,6 +224,7 @@ def keep_opaque(build: Builder, step: Step) -> Value:
 
     The axes are those of an input with the same number of axes, else those of images, tokens or features. With more
     than four axes, or where the batch is not the first axis alone, the last axis is channels and all others are rows.
+    Without an axis for the batch, or an input, it raises UnsupportedOperator.
     """
     if not step.reads:
         raise build.refusal(step, step.options.get("reason", "it reads nothing that depends on the network's input"))

@@ -51,6 +51,7 @@ def load_onnx(path: str | Path, *, input_shape: tuple[int, ...] | None = None, o
 
     Raises:
         UnsupportedOperator: If an operator has no layer, and opaque is False; it names the operator and its node.
+        InvalidArgument: If `path` is no path, or `input_shape` does not fit the file.
         InvalidSpec: If the file cannot be read, has several inputs or outputs, or leaves its input's shape open.
         MissingDependency: If onnx is not installed.
 
@@ -69,7 +70,7 @@ def read(
     opaque: bool = False,
 ) -> Network:
     """
-    Return an ONNX file as a network.
+    Return an ONNX file as a network; the errors are those of `load_onnx`.
 
     Args:
         path, input_shape, opaque: As for `load_onnx`.
@@ -135,7 +136,9 @@ class _Reader:
 
     def _fix_input(self, model: Any, input_shape: tuple[int, ...] | None, extents: Extents | None) -> tuple[str, Shape]:
         """
-        Return name and shape of the model's only input, and write the shape into the model; reject an open shape.
+        Return name and shape of the model's only input, and write the shape into the model.
+
+        Raises InvalidSpec for several inputs or an open shape, InvalidArgument for a shape that does not fit the file.
 
         `input_shape` and `extents` are as for `read`; if both are None, the file must have a known shape.
         """
@@ -173,7 +176,8 @@ class _Reader:
         """
         Return (h, w, c) in the file's order of axes, which must agree with the sizes that the file fixes (0: open).
 
-        If channels first and last both agree, channels are last only where every reader of the input transposes it.
+        Raises InvalidArgument if no order agrees with them. If channels first and last both agree, channels are last
+        only where every reader of the input transposes it.
         """
         h, w, c = extents
         orders: dict[int, list[tuple[int, ...]]] = {
@@ -201,7 +205,11 @@ class _Reader:
         self._nodes = left
 
     def _infer_shapes(self, model: Any) -> dict[str, Shape]:
-        """Return the shapes that onnx infers, by name; those in the file may be of another batch and are discarded."""
+        """
+        Return the shapes that onnx infers, by name; raise InvalidSpec if it cannot.
+
+        Shapes in the file may be of another batch and are discarded.
+        """
         graph = model.graph
         del graph.value_info[:]
         for output in graph.output:

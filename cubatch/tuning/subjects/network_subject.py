@@ -66,7 +66,8 @@ class NetworkSubject(Subject):
         `device` None is the first GPU, else the CPU; `devices` None: one device takes the whole step.
 
         Raises:
-            CubatchError: If these devices or the engine cannot serve the request.
+            InvalidArgument: If an argument is invalid, or does not apply to these devices.
+            CubatchError: If a device is missing, cannot measure energy, or the engine cannot run a layer.
         """
         parts = _sharing(devices, device, mode)
         work = Workload.of(

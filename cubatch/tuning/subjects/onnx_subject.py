@@ -122,7 +122,11 @@ def _check(
 
 
 def _versions(device: Device) -> dict[str, Any]:
-    """Return the installed ONNX Runtime packages (`onnxruntime`) and the execution `provider`, without an import."""
+    """
+    Return the installed ONNX Runtime packages (`onnxruntime`) and the execution `provider`, without an import.
+
+    MissingDependency is raised if ONNX Runtime or onnx is not installed.
+    """
     if importlib.util.find_spec("onnxruntime") is None:
         raise MissingDependency("ONNX Runtime", f'library="{LIBRARY}"', LIBRARY)
     if importlib.util.find_spec("onnx") is None:
