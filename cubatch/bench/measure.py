@@ -191,6 +191,10 @@ def verify(case: Case, target: Target, *, seed: int = 0, without: Collection[str
     """
     Check all results of every variant of a small case without timing it.
 
+    Args:
+        seed: Seed of the random data.
+        without: Families of kernels that are left out.
+
     Returns:
         Result: Entries are "ok", "wrong" or "error", each with its worst error.
     """

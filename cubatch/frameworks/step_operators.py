@@ -294,8 +294,8 @@ def _geometry(x: Any, w: Any, out: Any, *, stride: Shape, dilation: Shape, group
     """
     Return the extents of a convolution from x to out, in the order of `vendor_calls.EXTENTS`.
 
-    For a transposed convolution, the caller exchanges x and out. One spatial axis becomes a row.  Of three, the first
-    counts as images and as channels.
+    For a transposed convolution, the caller exchanges x and out. A single spatial axis becomes one row of pixels. Of
+    three axes, outputs along the first multiply the images, and taps along it the input channels.
     """
     axes = x.ndim - 2
     inside, outside, taps = (list(each.shape[2:]) for each in (x, out, w))

@@ -476,7 +476,11 @@ def _samples_of(call: Call) -> int | None:
 
 
 def _value_at(tree: Any, path: Path) -> Any:
-    """Return the value at a path in nested containers, or the tensor at a place of an object."""
+    """
+    Return the value at a path in nested containers; None if a container lacks the key.
+
+    In an object that is no container, the key is the number of a tensor in `tensors_in`.
+    """
     for key in path:
         parts = children(tree)
         tree = tensors_in(tree)[key] if parts is None else dict(parts).get(key)

@@ -51,7 +51,7 @@ def cupy(purpose: str = "computing on a GPU") -> ModuleType:
 @contextlib.contextmanager
 def translating(operation: str) -> Iterator[None]:
     """
-    Translate errors of CuPy, and out-of-memory errors of any library, into those of cubatch.
+    Translate errors of CUDA in CuPy into DeviceFailed, and out-of-memory errors of any library into OutOfMemory.
 
     Args:
         operation: What the block does, as the beginning of a sentence.

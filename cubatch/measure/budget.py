@@ -49,7 +49,11 @@ class Budget:
         self._started += seconds
 
     def forgive_compiling(self, seconds: float) -> float:
-        """Do not count seconds of compiling, all of the first and some of later ones; return those not counted."""
+        """
+        Do not count seconds of compiling, and return those not counted.
+
+        They are all seconds of the first compilation; those of later ones only up to a limit for all together.
+        """
         most = max(FREE_COMPILE_SECONDS, FREE_COMPILE_SHARE * self.seconds)
         free = min(seconds, max(0.0, most - self._compiled)) if self._compiled else seconds
         self._compiled += free

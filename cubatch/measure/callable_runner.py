@@ -119,7 +119,7 @@ class CallableRunner:
 
     def _move(self) -> bool:
         """
-        Make GPU `index` current in PyTorch and CuPy if they are loaded; return whether one was loaded since last time.
+        Make GPU `index` current in PyTorch and CuPy if they are loaded; return whether that changed one of them now.
 
         Libraries may share the current GPU through the driver, so `close` restores them in reverse order.
         """

@@ -309,7 +309,11 @@ class KernelClock(EventClock):
         self._occupy, self._host_seconds = occupy, host_seconds
 
     def time(self, step: Callable[[], object], repeats: int) -> Reading:
-        """Return the mean seconds of `repeats` back-to-back steps; of at most MAX_QUEUED if the host is slower."""
+        """
+        Return the mean seconds of `repeats` back-to-back steps.
+
+        If the host enqueues them more slowly than the GPU runs them, at most MAX_QUEUED are timed, after filler work.
+        """
         reading, enqueueing = self._read(step, repeats, 0.0)
         if enqueueing <= HOST_BOUND * reading.seconds * repeats:
             return reading

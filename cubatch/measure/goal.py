@@ -19,7 +19,7 @@ def pick(values: Mapping[int, float], goal: Goal) -> tuple[int, int]:
     Return the recommended batch size and the size with the best value.
 
     The recommended size is the smallest within the tolerance of the best value, or the largest if the objective is
-    latency.  Equal values are decided in the same way.
+    latency.  Of several sizes with the best value the smallest counts as the best, for latency the largest.
 
     Args:
         values: Samples per second, seconds (latency) or samples per joule, by batch size.
@@ -44,7 +44,7 @@ OBJECTIVES = ("throughput", "latency", "energy")
 @attrs.frozen(kw_only=True)
 class Goal:
     """
-    The objective, and the share of it that may be lost for a smaller batch, or for a larger one by latency.
+    The objective, and the tolerance: the share of its best value to give up for a smaller batch (latency: larger).
 
     Sizes are compared by `cost`: seconds per sample (throughput), seconds (latency), joules per sample (energy).
 

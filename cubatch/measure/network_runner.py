@@ -82,7 +82,9 @@ class NetworkRunner:
 
     def hold_reference(self, repeats: int) -> bool:
         """
-        Keep the prepared model for reference steps; return False on a GPU, or if it takes much of free memory.
+        Keep the prepared model for reference steps; return False on a GPU.
+
+        It is also False if the model holds more than REFERENCE_SHARE of the free memory.
 
         `repeats` reference steps run before and after each timing.
         """

@@ -94,7 +94,7 @@ class StepProfile:
         return self.batch_size / self.step_seconds
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return all values for JSON, without the list of `calls`."""
+        """Return sizes, seconds, causes and rows for JSON; not `work`, `operations`, `calls` and `environment`."""
         return {
             "batch_size": self.batch_size,
             "step_seconds": self.step_seconds,

@@ -67,7 +67,8 @@ class RemoteRunner:
 
     Args:
         factory: Makes the runner in the worker.
-        prepare_seconds: Most seconds of one `prepare`; the start and a `call` may take at least START_SECONDS.
+        prepare_seconds: Time limit of one `prepare` in seconds. That of the start and of a `call` is the same, but at
+            least START_SECONDS.
         remedy: The next step that the message of a WorkerFailed suggests.
         cpus: Numbers of the CPUs that the worker is bound to, with as many OpenMP threads; empty: not bound.
         starts: Whether to start the worker now.

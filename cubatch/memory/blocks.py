@@ -127,7 +127,11 @@ def _cut(need: Need, samples: int, num_bytes: int) -> tuple[Block, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _largest(need: Need, samples: int, num_bytes: int) -> tuple[int, int]:
-    """Return samples and rows of the largest block within `num_bytes`: whole samples, or some rows of one sample."""
+    """
+    Return samples and rows of the largest block within `num_bytes`: whole samples, or some rows of one sample.
+
+    `num_bytes` is at least `Need.least`, the bytes of one row.
+    """
     if need.num_bytes(1, need.rows) <= num_bytes:
         return bisect.bisect_right(
             range(1, samples + 1), num_bytes, key=lambda n: need.num_bytes(n, need.rows)
@@ -151,7 +155,11 @@ def even_parts(total: int, most: int) -> list[slice]:
 
 @attrs.frozen(kw_only=True)
 class Pool(Need):
-    """Scratch memory of pooling: a product and a flag per output, and space that keeps the cache for source rows."""
+    """
+    Scratch memory of pooling: a product and a flag per output, and an area as large as the source rows of the block.
+
+    The last area is not used: with it, blocks are so small that the source rows stay in the cache too.
+    """
 
     vertical: Axis
     horizontal: Axis

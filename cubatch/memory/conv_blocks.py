@@ -1,4 +1,8 @@
-"""Scratch memory of convolutions, by the rule of `blocks`: gathered tiles and the other areas of each pass."""
+"""
+Scratch memory of convolutions, by the rule of `blocks`: gathered tiles and the other areas of each pass.
+
+In all functions `itemsize` is the size of an element in bytes, and `ending` names the arrays of the epilogue.
+"""
 
 from __future__ import annotations
 

@@ -80,13 +80,17 @@ class Dataflow:
         return not (self._training and "y" in self.nodes[origin].layer.backward_reads)
 
     def awaits_range(self, node: Node) -> bool:
-        """Return whether a node reads a range of channels of a value, and an earlier node reads another range of it."""
+        """
+        Return whether the gradient of a node's input is still incomplete after the node's backward operation.
+
+        It is if the node reads a range of the input's channels, and so does an earlier node: its part is added later.
+        """
         if node.layer.channel_range is None:
             return False
         return next(each for each in self._named[node.inputs[0]] if each.layer.channel_range is not None) is not node
 
     def undoing(self, node: Node) -> Node | None:
-        """Return the batch norm that can apply the slope of an activation behind it; None if there is none."""
+        """Return the batch norm before the activation `node` that can apply its slope; None if there is none."""
         name = node.inputs[0]
         if not node.layer.slope_of_input or name == INPUT:
             return None

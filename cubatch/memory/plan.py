@@ -141,8 +141,8 @@ def shards(program: Schedule, batch_size: int, device: Device) -> tuple[int, int
     """
     Return the number of threads that divide a batch, and the samples of the largest share; (1, batch_size) on a GPU.
 
-    Threads share the interpreter and wait for each other if operations are short.  Then one member, whose products BLAS
-    divides among the threads, is up to three times as fast.
+    Threads share the interpreter and wait for each other if operations are short.  Then a single thread of the
+    engine, whose products BLAS divides among the CPUs, is up to three times as fast.
     """
     threads = device.threads or 1
     if device.kind != "cpu" or batch_size * _operation_seconds(program) < _WORTH_A_TEAM:

@@ -442,7 +442,7 @@ class _Writer:
         return inputs | ({"y": values[node.name]} if "y" in needed else {})
 
     def has_no_backward(self, node: Node) -> bool:
-        """Return whether a node's gradient is passed on as it is; note the norm that applies its slope, if any."""
+        """Return whether a node's gradient is passed on as it is; record the norm that applies its slope, if any."""
         if self.flow.is_alias(node) or node.layer.passes_gradient or node.name in self.sloped:
             return True
         norm = self.flow.undoing(node) if self.activates else None
@@ -451,7 +451,7 @@ class _Writer:
         return norm is not None
 
     def is_added_by_norm(self, node: Node, dy: int) -> bool:
-        """Return whether a batch norm adds a global pool's gradient itself; note dy, that of the pool's output."""
+        """Return whether a batch norm adds a global pool's gradient itself; if so, record dy of the pool's output."""
         norm = self.flow.pooled_norm(node) if self.activates else None
         if norm is None or node.inputs[0] not in self.gradients:
             return False

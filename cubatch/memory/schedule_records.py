@@ -88,7 +88,7 @@ class Op:
 
     @property
     def undoes_relu(self) -> bool:
-        """Whether a ReLU alone lies between the summed norm and the gradient's product: "normed" has its slope."""
+        """Whether the operation applies the slope of a ReLU behind the batch norm `summed`, computed from "normed"."""
         return self.summed is not None and [node.inputs[0] for node in self.then] == [self.summed.name]
 
     @property

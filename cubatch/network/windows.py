@@ -194,6 +194,7 @@ def conv_shape(
     Return a convolution's geometry from the shapes of one sample and of the filter.
 
     Args:
+        hwc: Shape of one sample: (h, w, c).
         krsc: Shape of the filter: (k, r, s, c / groups).
         stride: Vertical and horizontal stride.
         pad: Zeros at the top, bottom, left and right.

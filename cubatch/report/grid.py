@@ -226,19 +226,19 @@ class Shown:
 
     @property
     def widths(self) -> list[int]:
-        """The characters of the widest cell of each column."""
+        """Number of characters of the widest cell of each column."""
         from rich.cells import cell_len
 
         return [max(map(cell_len, column)) for column in zip(self.columns, *self.rows, strict=True)]
 
     @property
     def others(self) -> int:
-        """The characters of all columns but the last, with the gaps after them."""
+        """Number of characters of all columns but the last, with the gaps after them."""
         return sum(size + _GAP for size in self.widths[:-1])
 
     @property
     def narrowest(self) -> int:
-        """The characters of a line if the last column is as narrow as it may become; 0 without columns."""
+        """Number of characters of a line if the last column is as narrow as it may become; 0 without columns."""
         return self.others + min(self.widths[-1], _MIN_LAST) if self.columns else 0
 
 

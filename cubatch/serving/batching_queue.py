@@ -52,7 +52,11 @@ def simulate(
     overhead: float = 0.0,  # seconds that are added to each latency
     closes_while_busy: bool = False,  # whether batches are closed while all instances are busy too
 ) -> Load:
-    """Return latency and utilization of a simulated server that batches requests in the order of arrival."""
+    """
+    Return latency and utilization of a simulated server that batches requests in the order of arrival.
+
+    Latencies of the first tenth of the requests do not count: the queue is empty at the start.
+    """
     count, most = len(arrivals), len(step_seconds)
     free_at = [0.0] * instances
     ends: list[float] = []

@@ -45,7 +45,9 @@ Launch = tuple[TensorMap, TensorMap, dict[str, int]]
 
 def launch(context: Context, chosen: Kernel, operands: Operands, *, partials: Any, output: Any) -> int:
     """
-    Launch a variant of kernels/hopper; phases of a strided gradient that change something share launches of four.
+    Launch a variant of kernels/hopper: once, or for the gradient of an input once for every four phases of the stride.
+
+    Phases that no filter tap reads are left out if the gradient is only added to the values in its place.
 
     Args:
         operands: The operands; in tf32, B is contiguous along gemm_k.
@@ -53,8 +55,8 @@ def launch(context: Context, chosen: Kernel, operands: Operands, *, partials: An
         output: A record `structs.OUTPUT`.
 
     Returns:
-        The tiles of rows of which `Fused.sums` has sums: those of the variant that also computes them, or a
-        slope, if the copy engine stores the output. Else 0.
+        Number of row tiles for which the launch computes `Fused.sums`; 0 without sums, if no variant computes them, or
+        if the copy engine does not store the output.
     """
     problem, shape, ends, a, b = operands.problem, operands.shape, operands.ends, operands.a, operands.b
     needed: tuple[Phase, ...] = ()
@@ -156,7 +158,7 @@ def _rows(array: Any, output: Any, count: int, window: Window | None = None) -> 
 
 
 def _pixels_of(shape: ConvShape, phase: Phase) -> Window:
-    """Return the window with the input pixels of a phase."""
+    """Return the window of the pixels of dx, the input's gradient, that a phase of the stride computes."""
     v, h = shape.vertical, shape.horizontal
     out = phase.horizontal.out, phase.vertical.out
     return Window.along((h.size, v.size), out, (h.stride, v.stride), (phase.left, phase.top))

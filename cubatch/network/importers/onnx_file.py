@@ -174,7 +174,7 @@ class _Reader:
 
     def _ordered(self, extents: Extents, sizes: list[int], readers: list[Any]) -> tuple[int, ...]:
         """
-        Return (h, w, c) in the file's order of axes, which must agree with the sizes that the file fixes (0: open).
+        Return (h, w, c) in the file's order of axes; `sizes` are those that the file fixes, 0 where it leaves one open.
 
         Raises InvalidArgument if no order agrees with them. If channels first and last both agree, channels are last
         only where every reader of the input transposes it.
