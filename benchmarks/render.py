@@ -32,6 +32,7 @@ from benchmarks.pages import (
     repeatability,
     rooms,
     search,
+    serving,
     step_graphs,
     training_loops,
     trust,
@@ -73,6 +74,7 @@ KINDS: dict[str, Callable[..., str]] = {
     "step-graphs": step_graphs.step_graphs,
     "rooms": rooms.rooms,
     "extents": batch_by_extent.extents,
+    "serving": serving.serving,
     "gpu-means": kernel_means.means,
     **gpu.KINDS,
 }

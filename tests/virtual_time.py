@@ -48,7 +48,8 @@ def install(monkeypatch, seconds=step_seconds, *, all_steps=False):
         prepare(stopwatch, batch_size)
 
     def on_host(clock, step, repeats):
-        time_host(clock, step, 1 if prepared and not all_steps else repeats)  # a test that times by itself counts its steps
+        is_one = prepared and not all_steps  # a test that times by itself counts its steps
+        time_host(clock, step, 1 if is_one else repeats)
         is_reference = clock._reference is not None and step == clock._reference[0]
         taken = seconds(0 if is_reference else prepared)
         let_pass(repeats * taken)

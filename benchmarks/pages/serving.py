@@ -1,0 +1,24 @@
+"""Serving plans compared with a server under load."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.pages.tables import origin, page, percent, table
+
+
+def serving(result: dict[str, Any]) -> str:
+    """Return a row for each rate of requests: the plan, its 99th percentile and the measured one, those of defaults."""
+    rows = []
+    for row in result["plans"]:
+        plan, ours, defaults = row["plan"], row["measured"], row["defaults"]
+        chosen = next(each for each in plan["options"] if each["max_batch_size"] == plan["max_batch_size"])
+        planned = chosen["load"]["p99"]
+        rows.append([
+            f"{row['rate']:.0f}/s", f"{plan['max_batch_size']}, {1e3 * plan['queue_delay']:.0f} ms",
+            *(f"{1e3 * seconds:.1f} ms" for seconds in (planned, ours["p99"])),
+            percent(ours["p99"] / planned - 1, sign="+"), f"{1e3 * defaults['p99']:.1f} ms",
+        ])  # fmt: skip
+    names = ["requests", "largest batch, queue delay", "planned", "measured", "difference", "Ray Serve's defaults"]
+    count = min(row["measured"]["requests"] for row in result["plans"])
+    return page(f"{origin(result)}. 99th percentiles of the latency, of {count:,} requests or more", table(names, rows))
