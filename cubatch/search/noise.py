@@ -215,7 +215,7 @@ def _median(values: Array, weights: Array | None = None) -> float:
 
 
 def _distances(values: Array, slow: Array | None = None) -> Array:
-    """Return the distance of each pair of values over the square root of 2, less what that of `slow` explains."""
+    """Return the distance of each pair over the square root of 2, less what that of `slow` explains; None: nothing."""
     first, second = np.triu_indices(len(values), 1)
     squared = (values[first] - values[second]) ** 2 - (0.0 if slow is None else (slow[first] - slow[second]) ** 2)
     return np.sqrt(np.maximum(squared, 0.0) / 2)
