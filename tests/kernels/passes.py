@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 
 from cubatch.engine.native import conv, gemm
-from cubatch.engine.native.operands import Fused
+from cubatch.engine.native.operands import Fused, RowSums
 from tests import reference
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
 from tests.kernels import cases, epilogues, placing
@@ -171,6 +171,19 @@ class Passes:
         found = self.launcher.get(got)
         assert_within(cases.decoded(found), want, error, axes=axes, label=f"{self.dtype} {label}")
         return found
+
+
+def moments(launcher: Any, rows: int, columns: int, run: Callable[[Fused], Any]) -> tuple[Any, Any]:
+    """
+    Run a forward product that also computes the moments of its tiles.
+
+    Returns:
+        The product, and count, mean and sum of squared deviations (tiles, 3, columns) in float64.
+    """
+    partials = launcher.unwritten((-(-rows // 32) * 3 * columns,), np.float32)  # no tile has fewer rows
+    product = run(Fused(sums=RowSums(partials=partials)))
+    written = launcher.get(partials).reshape(-1, 3, columns).astype(np.float64)
+    return product, written[~np.isnan(written[:, 0, 0])]
 
 
 def repeats(check: Passes, direction: str, drawn: cases.Conv) -> Passes:

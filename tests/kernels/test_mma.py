@@ -17,14 +17,12 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from cubatch.engine.native import conv, gemm
-from cubatch.engine.native.operands import Fused
-from cubatch.engine.native.product import statistics_tiles
 from cubatch.hardware.facts import Device
 from cubatch.kernels import ranking, variant
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
 from tests.cpusim.simulator import SCHEDULES, Simulator
 from tests.kernels import cases, conftest, epilogues
-from tests.kernels.passes import Passes, check_last_images, repeats, watched
+from tests.kernels.passes import Passes, check_last_images, moments, repeats, watched
 from tests.kernels.tiles import ACTIVATIONS, SEEDS, widened
 from tests.thorough import examples
 
@@ -183,11 +181,8 @@ def test_statistics_give_batch_norm_its_mean_and_variance(launcher, pixels, filt
     random = np.random.default_rng(seed)
     x, w = drawn(random, (pixels, 8 * channels), "float16"), drawn(random, (filters, 8 * channels), "float16")
     b = cases.encoded(random.uniform(50, 100, filters), "float16")
-    where, left, right = context(launcher), launcher.put(x), launcher.put(w)
-    tiles = statistics_tiles(where, gemm.gemm_problem(where, left, right))
-    statistics = launcher.unwritten((tiles, 3, filters), np.float32)
-    gemm.gemm(where, left, right, launcher.put(b), fused=Fused(statistics=statistics))
-    got = launcher.get(statistics).astype(np.float64)
+    where, operands = context(launcher), [launcher.put(array) for array in (x, w, b)]
+    _, got = moments(launcher, pixels, filters, lambda fused: gemm.gemm(where, *operands, fused=fused))
     count, mean, squares = got[:, 0], got[:, 1], got[:, 2]
     plain = cases.decoded(x) @ cases.decoded(w).T
     slack = bound(8 * channels + 300, abs(cases.decoded(x)) @ abs(cases.decoded(w)).T, plain, "tf32").max(axis=0)

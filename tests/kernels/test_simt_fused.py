@@ -6,14 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from cubatch.engine.native import activation_functions, batch_norm, conv, gemm
-from cubatch.engine.native.operands import Fused
-from cubatch.engine.native.product import statistics_tiles
-from cubatch.network.windows import conv_shape
+from cubatch.engine.native import activation_functions, conv, gemm
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
 from tests.kernels import cases
-from tests.kernels.passes import Passes
-from tests.kernels.tiles import FEWER, SEEDS, context
+from tests.kernels.hopper_cases import Recording
+from tests.kernels.passes import Passes, moments
+from tests.kernels.tiles import FEWER, SEEDS, chooser, context
 
 KINDS = ("none", "relu", "relu6", "silu", "sigmoid", "hard_sigmoid", "hard_swish")
 
@@ -33,12 +31,8 @@ def test_statistics_give_batch_norm_its_mean_and_variance(launcher, pixels, filt
     x, w = cases.drawn(random, (pixels, 1, 1, channels)), cases.drawn(random, (filters, 1, 1, channels))
     b = np.float32(random.uniform(50, 100, filters))
     where = context(launcher)
-    on_device, filters_on_device = launcher.put(x), launcher.put(w)
-    shape = conv_shape(x.shape[1:], w.shape, (1, 1), (0, 0, 0, 0), (1, 1))
-    tiles = statistics_tiles(where, conv.conv2d_fprop_problem(where, on_device, filters_on_device, shape))
-    statistics = launcher.unwritten((tiles, 3, filters), np.float32)
-    y = conv.conv2d(where, on_device, filters_on_device, launcher.put(b), fused=Fused(statistics=statistics))
-    got = launcher.get(statistics).astype(np.float64)
+    operands = [launcher.put(array) for array in (x, w, b)]
+    y, got = moments(launcher, pixels, filters, lambda fused: conv.conv2d(where, *operands, fused=fused))
     count, mean, squares = got[:, 0], got[:, 1], got[:, 2]
     stored = launcher.get(y).reshape(-1, filters).astype(np.float64)
     assert (count.sum(axis=0) == pixels).all()
@@ -53,17 +47,19 @@ def test_statistics_give_batch_norm_its_mean_and_variance(launcher, pixels, filt
     assert_within(whole, ((stored - stored.mean(axis=0)) ** 2).sum(axis=0), tolerance, axes="k", label="squares")
 
 
-def test_statistics_are_what_batch_norm_finish_takes(launcher):
-    """Flattened they go straight into the kernel that turns moments into a mean and an inverse deviation."""
+@pytest.mark.parametrize("rows", [30, 200])
+def test_a_norm_takes_the_moments_of_the_product_before_it(launcher, rows):
+    """Or its own kernel sums the product: tiles of 32 rows may have more moments than the scratch memory holds."""
     random = np.random.default_rng(3)
-    a, b = cases.drawn(random, (200, 16)), cases.drawn(random, (8, 16))
-    where = context(launcher)
+    a, b = cases.drawn(random, (rows, 16)), cases.drawn(random, (8, 16))
+    recording = Recording(launcher.launcher)
+    where = launcher.context(chooser=chooser, launcher=recording)
     left, right = launcher.put(a), launcher.put(b)
-    tiles = statistics_tiles(where, gemm.gemm_problem(where, left, right))
-    statistics = launcher.unwritten((tiles, 3, 8), np.float32)
-    gemm.gemm(where, left, right, fused=Fused(statistics=statistics))
-    mean, inv_std = launcher.unwritten((8,), np.float32), launcher.unwritten((8,), np.float32)
-    batch_norm.batch_norm_finish(where, statistics.reshape(-1), tiles, mean=mean, inv_std=inv_std, dtype="float32")
+    kernel = where.choose(gemm.gemm_problem(where, left, right)).kernel
+    mean, inv_std = (launcher.unwritten((8,), np.float32) for _ in range(2))
+    gemm.gemm(where, left, right, norm={"mean": mean, "inv_std": inv_std})
+    fits = rows <= 32 or kernel.tile.m > 32
+    assert recording.operations == ["gemm_nt", *([] if fits else ["batch_norm_statistics"]), "batch_norm_finish"]
     y = a.astype(np.float64) @ b.astype(np.float64).T
     assert_within(launcher.get(mean), y.mean(axis=0), gamma(300, 2.0**-24) * abs(y).max(), label="mean")
     want = 1 / np.sqrt(y.var(axis=0) + 1e-5)

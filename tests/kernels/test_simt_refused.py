@@ -13,7 +13,7 @@ from tests.kernels.tiles import context
 
 
 def test_what_does_not_go_together_is_refused_before_a_launch(launcher):
-    """Layouts, a workspace that is too small, half a batch norm, statistics of a scaled product, a residual's shape."""
+    """Layouts, a workspace that is too small, half a batch norm, a residual's shape."""
     where = context(launcher)
     a, b = launcher.put(np.ones((4, 8), np.float32)), launcher.put(np.ones((4, 8), np.float32))
     ones = launcher.put(np.ones(4, np.float32))
@@ -21,8 +21,6 @@ def test_what_does_not_go_together_is_refused_before_a_launch(launcher):
         {"layout": "tt"},
         {"layout": "nn"},
         {"fused": Fused(scale=ones)},
-        {"fused": Fused(scale=ones, shift=ones, statistics=launcher.put(np.ones((1, 3, 4), np.float32)))},
-        {"fused": Fused(statistics=launcher.put(np.ones((2, 3, 4), np.float32)))},
         {"fused": Fused(residual=launcher.put(np.ones((4, 5), np.float32)))},
         {"fused": Fused(activation="cosine")},
     ):
@@ -38,14 +36,10 @@ def test_what_does_not_go_together_is_refused_before_a_launch(launcher):
 
 
 def test_a_pass_refuses_what_its_layer_cannot_mean(launcher):
-    """Bias, folded batch norm, activation and statistics are of forward passes, a mask is of an input's gradient."""
+    """Bias, folded batch norm and activation are of forward passes, a mask is of an input's gradient."""
     where = context(launcher)
     ones, square = launcher.put(np.ones(4, np.float32)), launcher.put(np.ones((4, 4), np.float32))
-    statistics = launcher.put(np.ones((1, 3, 4), np.float32))
-    forward = {
-        "scale": Fused(scale=ones, shift=ones), "activation": Fused(activation="relu"),
-        "statistics": Fused(statistics=statistics),
-    }  # fmt: skip
+    forward = {"scale": Fused(scale=ones, shift=ones), "activation": Fused(activation="relu")}
     for layout in ("nn", "tn"):
         for name, fused in forward.items():
             with pytest.raises(InvalidArgument, match=f"{name}.*gemm_{layout}"):

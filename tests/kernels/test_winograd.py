@@ -8,7 +8,6 @@ from hypothesis import given, strategies as st
 
 from cubatch.engine.native import conv
 from cubatch.engine.native.operands import Fused
-from cubatch.engine.native.product import statistics_tiles
 from cubatch.errors import InvalidArgument
 from cubatch.hardware.facts import Device
 from cubatch.kernels import winograd_plan
@@ -18,6 +17,7 @@ from tests import reference
 from tests.checks import assert_within, gamma
 from tests.cpusim.simulator import Simulator
 from tests.kernels import cases, epilogues, winograd_cases as wc
+from tests.kernels.hopper_cases import Recording
 from tests.kernels.tiles import FEW, SEEDS
 
 KINDS = ("none", "relu", "relu6", "silu", "sigmoid", "hard_sigmoid", "hard_swish")
@@ -236,17 +236,15 @@ def test_no_images_are_no_launch(launcher):
     assert conv.conv2d(where, x, w).shape == (0, 3, 3, 8)
 
 
-def test_statistics_are_left_to_families_whose_blocks_own_rows(launcher):
-    """A chooser that would take Winograd's algorithm gets a direct sum where a batch norm's moments are asked for."""
-    random = np.random.default_rng(4)
-    where = context(launcher, 4)
+def test_a_norm_sums_what_winograds_algorithm_computes(launcher):
+    """No block owns whole rows of the result, so that none can compute their moments."""
+    random, recording = np.random.default_rng(4), Recording(launcher.launcher)
+    where = launcher.context(chooser=wc.chooser(4), launcher=recording)
     x, w = (launcher.put(cases.drawn(random, shape)) for shape in (USUAL.x_shape, USUAL.w_shape))
-    shape = conv_shape(USUAL.x_shape[1:], USUAL.w_shape, (1, 1), USUAL.pad, (1, 1))
-    tiles = statistics_tiles(where, conv.conv2d_fprop_problem(where, x, w, shape))
-    statistics = launcher.unwritten((tiles, 3, USUAL.k), np.float32)
-    conv.conv2d(where, x, w, fused=Fused(statistics=statistics), **USUAL.options)
-    got = launcher.get(statistics)
-    assert (got[:, 0].sum(axis=0) == USUAL.n * USUAL.h * USUAL.w).all()
+    mean, inv_std = (launcher.unwritten((USUAL.k,), np.float32) for _ in range(2))
+    y = conv.conv2d(where, x, w, norm={"mean": mean, "inv_std": inv_std}, **USUAL.options)
+    assert recording.operations[-3:] == ["winograd_result", "batch_norm_statistics", "batch_norm_finish"]
+    np.testing.assert_allclose(launcher.get(mean), launcher.get(y).mean(axis=(0, 1, 2)), atol=1e-5)
 
 
 def test_a_filter_that_is_no_3x3_of_stride_1_is_refused(launcher):

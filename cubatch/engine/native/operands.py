@@ -62,10 +62,7 @@ class Fused:
     residual: Any = None  # added; of the output's shape and type. May be the output
     activation: str = "none"  # "none", "relu", ...
     mask: Any = None  # saved output of a ReLU, of the output's shape: its gradient passes where that was positive
-    # receives count, mean and sum of squared deviations of product + bias for each tile of rows. float32
-    # (`statistics_tiles`, 3, columns), as `batch_norm_finish` takes them
-    statistics: Any = None
-    sums: RowSums | None = None  # the same for any variant that is chosen, and of gradients
+    sums: RowSums | None = None  # sums of the output over its rows, or the slope of an activation
 
 
 PLAIN = Fused()

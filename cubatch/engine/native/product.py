@@ -23,10 +23,9 @@ from cubatch.engine.native.operands import Fused, Operands, divisor
 from cubatch.errors import DeviceFailed, InvalidArgument
 from cubatch.kernels.cost_model import tiles
 from cubatch.kernels.problem import Problem, vectors
-from cubatch.kernels.ranking import MOST_IN_YZ, SplitKernel, can_run, ranked, transposed_bytes
+from cubatch.kernels.ranking import MOST_IN_YZ, SplitKernel, can_run, transposed_bytes
 from cubatch.kernels.structs import CONV, OUTPUT, PRODUCT
 from cubatch.kernels.tensor_map import gathered
-from cubatch.kernels.variant import Kernel
 from cubatch.kernels.workspace.product_scratch import product_workspace
 
 PIECE = 4
@@ -38,21 +37,13 @@ _REDUCED_OF_MANY = 128
 _FORWARD = ("conv2d_fprop", "gemm_nt")
 _OF_INPUT = ("conv2d_dgrad", "gemm_nn")
 # The passes whose epilogue has a term: kernels/common/epilogue.cuh.
-_TAKEN_BY = {
-    "bias": _FORWARD, "scale": _FORWARD, "shift": _FORWARD, "activation": _FORWARD, "statistics": _FORWARD,
-    "mask": _OF_INPUT,
-}  # fmt: skip
+_TAKEN_BY = {"bias": _FORWARD, "scale": _FORWARD, "shift": _FORWARD, "activation": _FORWARD, "mask": _OF_INPUT}
 _FEW_COLUMNS = 16
 _BAND = 16
 _MOST_X = (1 << 31) - 1
 
 _log = logging.getLogger(__name__)
 _WIDEST = 1 << 30  # pixels of a row of an image: positions further on are counted in 32 bits too
-
-
-def statistics_tiles(context: Context, problem: Problem) -> int:
-    """Return the number of tiles of rows for which `Fused.statistics` needs values: those of the chosen variant."""
-    return tiles(problem, _with_statistics(context, problem)[0])[0]
 
 
 def product_dtype(context: Context, array: Any) -> str:
@@ -99,11 +90,8 @@ def launch(context: Context, operands: Operands) -> int:
         InvalidArgument: If arrays do not fit, the pass does not take a term, there are too many blocks, or the
             workspace is too small.
     """
-    problem, fused = operands.problem, operands.fused
     _check(operands)
-
-    if fused.statistics is not None:  # whole sums in the block that owns them
-        return _launch(context, SplitKernel(_of_height(context, problem, fused.statistics)), operands)
+    fused = operands.fused
     # A trial would overwrite operands in the output's memory.
     in_place = any(context.address(array) == context.address(operands.out) for array in (fused.residual, fused.mask))
     return _run_what_is_taken(context, operands, try_out=backend.is_preparing() or not in_place)
@@ -135,19 +123,6 @@ def _run_what_is_taken(context: Context, operands: Operands, *, try_out: bool) -
         return _launch(context, context.choose(problem), operands)
 
 
-def _of_height(context: Context, problem: Problem, statistics: Any) -> Kernel:
-    """Return the variant for which the statistics have a row per tile: the chosen one if it fits or no other does."""
-    candidates = _with_statistics(context, problem)
-    fits = (each for each in candidates if each.family != "hopper" and tiles(problem, each)[0] == len(statistics))
-    return next(fits, candidates[0])
-
-
-def _with_statistics(context: Context, problem: Problem) -> list[Kernel]:
-    """Return the variants that can compute statistics of their output, the chosen one first."""
-    candidates = (context.choose(problem).kernel, *ranked(problem, context.device))
-    return [each for each in candidates if each.winograd is None]
-
-
 def _launch(context: Context, split: SplitKernel, operands: Operands) -> int:
     """
     Launch a variant and, if it splits gemm_k, the kernel that adds up the slices.
@@ -162,8 +137,6 @@ def _launch(context: Context, split: SplitKernel, operands: Operands) -> int:
         raise InvalidArgument(
             "problem", problem, "one of fewer than 2^31 tiles, and of fewer than 65536 groups times slices"
         )
-    if fused.statistics is not None:
-        check(np.float32, (tiles_m, 3, columns), statistics=fused.statistics)
     transposed = transposed_bytes(problem, chosen) // 4
     summed = count * out.size if count > 1 else 0
     workspace = operands.workspace
@@ -196,7 +169,7 @@ def _launch(context: Context, split: SplitKernel, operands: Operands) -> int:
             b = transpose(context, b.reshape(len(b), -1), out=turned).reshape(-1)
         summed_tiles = hopper.launch(context, chosen, attrs.evolve(operands, b=b), partials=partials, output=output)
     else:
-        statistics = _moments(fused, count)
+        statistics = _moments(fused, count, 3 * tiles_m * columns)
         summed_tiles = 0 if statistics is None else tiles_m
         band = 1 if tiles_n <= _FEW_COLUMNS else _BAND
         extents = (problem.m, problem.k, problem.n, problem.groups, tiles_m, tiles_n, band, batch)
@@ -209,10 +182,14 @@ def _launch(context: Context, split: SplitKernel, operands: Operands) -> int:
     return summed_tiles
 
 
-def _moments(fused: Fused, count: int) -> Any:
-    """Return where kernels of simt/ or mma/ write the moments of a product in `count` slices; None for nowhere."""
+def _moments(fused: Fused, count: int, size: int) -> Any:
+    """
+    Return where kernels of simt/ or mma/ write the moments of a product in `count` slices; None for nowhere.
+
+    `size` is the number of moments. Tiles of 32 rows have more than the scratch memory holds, if there are many rows.
+    """
     sums = fused.sums
-    return fused.statistics if sums is None or sums.x is not None or count > 1 else sums.partials
+    return None if sums is None or sums.x is not None or count > 1 or size > sums.partials.size else sums.partials
 
 
 def _check(operands: Operands) -> None:
@@ -227,7 +204,3 @@ def _check(operands: Operands) -> None:
     check(out.dtype, out.shape, residual=fused.residual, mask=fused.mask)
     if (fused.scale is None) != (fused.shift is None):
         raise InvalidArgument("scale", fused.scale, "given together with shift")
-    if fused.statistics is not None and fused.scale is not None:
-        raise InvalidArgument(
-            "statistics", "given", "left out with scale and shift: statistics are those of product + bias"
-        )

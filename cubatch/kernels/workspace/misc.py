@@ -141,8 +141,8 @@ def norm_sums_workspace(rows: int, channels: int, dtype: str, device: Device) ->
     """
     Return the scratch bytes of a batch norm's sums in the product next to it, a multiple of 256: of either pass.
 
-    A product has tiles of at least 64 rows.  If its variant computes no sums, those of the norm's kernels take the
-    memory.
+    The tiles of a product with sums have at least 64 rows.  If its variant computes none, those of the norm's kernels
+    take the memory.
     """
     tiles = product_tiles(rows)
     behind = tiles * _MOMENTS * channels * _SUM_BYTES + batch_norm_finish_workspace(tiles, channels)

@@ -5,19 +5,14 @@ from __future__ import annotations
 import math
 
 import attrs
-import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from cubatch.checks import EXPERIMENTAL
-from cubatch.engine.native import product
-from cubatch.engine.native.context import Context
-from cubatch.engine.native.product import statistics_tiles
 from cubatch.errors import InvalidArgument, UnknownName
 from cubatch.hardware import catalogue
 from cubatch.hardware.facts import Device
 from cubatch.kernels import cost_model, ranking, variant as variants
-from cubatch.kernels.cost_model import tiles
 from cubatch.kernels.problem import Problem, conv2d_problem, problem_of
 from cubatch.kernels.ranking import can_finish, first_ranked, of_phases, ranked
 from cubatch.kernels.workspace.product_scratch import conv2d_workspace, product_workspace
@@ -322,17 +317,6 @@ def test_extents_that_kernels_of_hopper_do_not_count_go_elsewhere(extents):
     """An empty product has no tensor map, and they count in 32 bits."""
     found = ranked(Problem("gemm_nt", "float16", *extents, vector=8), H200)
     assert "hopper" not in {variants.family for variants in found}
-
-
-def test_statistics_are_left_to_kernels_that_compute_them():
-    """Those of kernels/hopper do not, so that another with tiles of as many rows takes their place."""
-    problem = Problem("gemm_nt", "float16", 4096, 4096, 4096, vector=8)
-    context = Context(device=H200, launcher=None)
-    assert context.choose(problem).kernel.family == "hopper"
-    rows = np.zeros((statistics_tiles(context, problem), 3, 4096), np.float32)
-    chosen = product._of_height(context, problem, rows)
-    assert chosen.family != "hopper"
-    assert tiles(problem, chosen)[0] == len(rows)
 
 
 def test_an_idle_block_of_a_cluster_counts():
