@@ -376,6 +376,21 @@ def test_a_sum_of_gradients_is_a_launch_that_moves():
         assert step.seconds[0] == pytest.approx(sum(item.seconds[0] for item in step.passes))
 
 
+@pytest.mark.parametrize(
+    ("name", "batch_size", "experimental", "most"),
+    [
+        ("convnext-tiny", 128, [], 25), ("efficientnet-b0", 256, [], 20),
+        ("resnet50", 256, ["norm_sums", "space_to_depth"], 29), ("vit-base", 128, ["flash_attention"], 45),
+    ],
+)  # fmt: skip
+def test_training_steps_are_predicted_within_their_goals(name, batch_size, experimental, most):
+    """In ms on an H200, in float16; the goals of two networks need experimental kernels."""
+    network, h200 = models.build(name), catalogue.find("h200-sxm")
+    facts = {"mode": "training", "dtype": "float16", "library": "cubatch"}
+    step = predict_step(network, [batch_size], h200, experimental=experimental, **facts)
+    assert 1e3 * step.seconds[0] <= most
+
+
 # --- predictions and timings of an H100 and an H200, to which nothing was fitted ------------------------------
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "h100-sxm"
