@@ -109,9 +109,11 @@ def _over_threads(work: Workload, limit: int) -> Distribution:
     threads = work.device.threads or 1
     levels = (2**k for k in range(1, limit.bit_length()))
     tops = [n for level in levels if _SMALLEST <= (n := level * threads) < limit and plan(work, n).members == threads]
-    if threads == 1 or not tops:
-        allowed = f"a network whose samples several threads share at a batch size below {limit}"
-        remedy = f"This CPU has {threads} threads; one thread runs short steps, since the others would wait."
+    if threads == 1:
+        raise InvalidArgument("device", str(work.device), "a GPU, or a CPU with several threads for this process")
+    if not tops:
+        allowed = f"a network whose samples {threads} threads share at a batch size below {limit}"
+        remedy = "One thread runs short steps alone: use larger inputs or a larger --max-batch-size."
         raise InvalidArgument("model", work.name, allowed, remedy)
     return Distribution(
         items="samples",

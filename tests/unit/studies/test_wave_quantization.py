@@ -69,12 +69,15 @@ def test_on_a_cpu_full_waves_are_multiples_of_the_threads(threads):
     assert distribution.coulom == {}
 
 
-@pytest.mark.parametrize(("workload", "limit"), [(on_threads(1), 64), (on_threads(2, "mlp"), 64), (work(), 4)])
-def test_a_workload_without_full_waves_is_rejected(workload, limit):
+@pytest.mark.parametrize(
+    ("workload", "limit", "field"),
+    [(on_threads(1), 64, "device"), (on_threads(2, "mlp"), 64, "model"), (work(), 4, "model")],
+)
+def test_a_workload_without_full_waves_is_rejected(workload, limit, field):
     """One thread; steps so short that one thread runs them; a limit below the first full wave."""
     with pytest.raises(InvalidArgument) as caught:
         waves.distribute(workload, limit)
-    assert caught.value.field == "model"
+    assert caught.value.field == field
 
 
 @given(st.integers(4, 3000), st.integers(1, 16))
