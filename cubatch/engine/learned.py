@@ -91,7 +91,8 @@ class Learned:
             raise InvalidArgument("snapshot", "arrays without a valid 'clock'", "what `snapshot` returned")
         for name, array in own.items():
             if name not in arrays or (arrays[name].shape, arrays[name].dtype) != (array.shape, array.dtype):
-                raise InvalidArgument("snapshot", name, "of the same network, dtype and optimizer; this array differs")
+                given = f"arrays in which {name} is missing or differs"
+                raise InvalidArgument("snapshot", given, "of the same network, dtype and optimizer")
         for name, array in own.items():
             array[...] = self._xp.asarray(arrays[name])
         self._clock[0], self._updates = (int(count) for count in arrays["clock"])

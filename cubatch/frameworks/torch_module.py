@@ -410,9 +410,13 @@ def _place(tensors: Sequence[Any]) -> Any:
 
 def _check_walkable(module: Any) -> None:
     if any(hasattr(parameter, "to_local") for parameter in module.parameters()):
-        raise NotImplementedError("its parameters are sharded over ranks, as FSDP does")
+        raise NotImplementedError(
+            "its parameters are sharded over ranks, as FSDP does, and a trace would wait for the other ranks"
+        )
     if not hasattr(torch.compiler, "set_stance") and any(map(_is_compiled, module.modules())):
-        raise NotImplementedError("tracing compiled parts needs PyTorch 2.6 or newer")
+        raise NotImplementedError(
+            "a trace of its compiled parts needs PyTorch 2.6 or newer: update PyTorch, or leave out torch.compile"
+        )
 
 
 def _is_compiled(part: Any) -> bool:

@@ -116,7 +116,8 @@ def powers_and_neighbors(limit: int) -> dict[int, tuple[int, ...]]:
     """
     powers = [2**k for k in range(2, limit.bit_length()) if 2**k + 1 <= limit]
     if not powers:
-        raise InvalidArgument("max_batch_size", limit, "at least 5", "No larger size fits or is allowed.")
+        remedy = "Raise it, or give more memory if that is the limit."
+        raise InvalidArgument("max_batch_size", limit, "at least 5", remedy)
     chosen = [power for power in powers if power >= _PUBLISHED_POWERS[0]]
     chosen = chosen if len(chosen) >= _FEWEST else powers[-_FEWEST:]
     return {
@@ -169,7 +170,7 @@ def floor_of(seconds: Mapping[int, float]) -> dict[str, int | None]:
     Return the three sizes at which the step time changes its behavior.
 
     Args:
-        seconds: Step time by batch size; without that of size 1, NothingMeasured is raised.
+        seconds: Seconds of a step, by batch size; without those of size 1, NothingMeasured is raised.
 
     Returns:
         "floor", the largest size up to which every step takes at most 1.1 times as long as a step of one sample; None

@@ -57,7 +57,8 @@ def cut(result: TuningResult, target: int, *, fitting: Collection[int] | None = 
     if not seconds:
         raise InvalidArgument("result", "without a size that ran", "of a finished run", "Tune again.")
     if result.fastest_batch_size is None:  # interrupted, or the inputs did not grow
-        raise InvalidArgument("result", "without a recommendation", "of a finished run", "".join(result.reasons[:1]))
+        allowed = "of a run that can compare batch sizes"
+        raise InvalidArgument("result", "without a recommendation", allowed, "".join(result.reasons[:1]))
     known = sorted(seconds)
     sizes = [size for size in divisors(target) if size <= known[-1] and (fitting is None or size in fitting)]
     if not sizes:

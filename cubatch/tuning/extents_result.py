@@ -21,7 +21,7 @@ from cubatch.tuning.results import TuningResult
 @attrs.frozen(kw_only=True)
 class ExtentsResult(Shown):
     """
-    A tuning result for each extent of an axis, and what they have in common.
+    A tuning result for each extent of an axis, and figures of all of them, such as a token budget.
 
     A token is one position of the axis in one sample: a word of a text, a frame of speech, a row of an image.
 
@@ -54,7 +54,8 @@ class ExtentsResult(Shown):
         """
         The fewest tokens per batch that at every extent (sequence length) come within the tolerance of its best rate.
 
-        A batch of that many tokens has `token_budget // extent` samples. None if no such number was measured.
+        A batch of that many tokens has `token_budget // extent` samples. None if an extent failed, or no such number
+        was measured.
         """
         tried = sorted({extent * n for extent, result in self.results.items() for n in result.loop_rates})
         return next((budget for budget in tried if self._keeps_up(budget)), None)
@@ -135,7 +136,7 @@ class ExtentsResult(Shown):
 
         Raises:
             MissingDependency: If Matplotlib is not installed.
-            InvalidArgument: If it is no path, the ending is none of the three, or the file cannot be written.
+            InvalidArgument: If `path` is no path, has another ending, or the file cannot be written.
         """
         from cubatch.report import plot
 
@@ -212,7 +213,7 @@ class ExtentsResult(Shown):
 
 def _rate(rates: Mapping[int, float], batch_size: int, extent: int) -> float:
     if not rates:
-        raise InvalidArgument("extent", extent, "an extent at which a batch size was measured")
+        raise InvalidArgument("extent", extent, "an extent at which a batch size was measured", "Raise budget.")
     sizes = sorted(rates)
     if batch_size < sizes[0]:
         return rates[sizes[0]] * batch_size / sizes[0]

@@ -418,7 +418,7 @@ def check_place(place: object) -> None:
     Check that the argument `store` is a bool, "refresh" or a path in an existing folder.
 
     Raises:
-        InvalidArgument: If it is not.
+        InvalidArgument: If it is anything else.
     """
     if not isinstance(place, bool | str | Path):
         raise InvalidArgument("store", place, 'True, False, "refresh" or a path')
@@ -426,7 +426,7 @@ def check_place(place: object) -> None:
         return
     with contextlib.suppress(RuntimeError):  # a user without a home: opening the file reports it
         if not str(place) or not files.is_folder(Path(place).expanduser().parent):
-            raise InvalidArgument("store", str(place), "a file in a folder that exists")
+            raise InvalidArgument("store", str(place), "a file in a folder that exists", "Create the folder first.")
 
 
 # --- listing and clearing ------------------------------------------------------------------------------------
