@@ -55,8 +55,8 @@ class InvalidArgument(CubatchError, ValueError):
 
     Args:
         field: Name or path of the argument, as the user would write it.
-        value: What was given.
-        allowed: What would have been accepted, as a phrase: "at least 1".
+        value: The rejected value.
+        allowed: The accepted values, as a phrase: "at least 1".
         remedy: The next step, when `allowed` does not already say it.
     """
 
@@ -79,7 +79,7 @@ class UnknownName(InvalidArgument):
     Args:
         field: The kind of name: "model", "device", "layers[2].type".
         value: The name that was given.
-        known: Every name that would have been accepted.
+        known: All accepted names.
         remedy: How to list the names, or what else to do.
     """
 
@@ -361,7 +361,7 @@ class UnsupportedVersion(MissingDependency):
 
 
 def install_command(extra: str) -> str:
-    """Return a sentence with the command that installs an extra; no package index holds cubatch yet."""
+    """Return a sentence with the command that installs an extra from a checkout: no package index holds cubatch."""
     return f"In a checkout of cubatch, run: pip install '.[{extra}]'"
 
 

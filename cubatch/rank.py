@@ -93,7 +93,12 @@ class _Rank:
         return exchanged
 
     def facts(self) -> dict[str, Any]:
-        """Return the peak memory in bytes (`peak_bytes`, `peak_device_bytes`) and how steps are launched (`launch`)."""
+        """
+        Return `peak_bytes`, `peak_device_bytes` and `launch` of the rank's runner, by these names.
+
+        The first are bytes that the engine allocated. The second are those of the whole process by the driver; on a
+        CPU, by which its resident set has grown. The third is how steps are launched.
+        """
         runner = self._runner
         return {
             "peak_bytes": runner.peak_bytes, "peak_device_bytes": runner.peak_device_bytes, "launch": runner.launch

@@ -65,7 +65,7 @@ def users(field: str, name: str, allowed: str) -> Iterator[None]:
 
     Args:
         field: The argument in which the user named the code.
-        allowed: What would have been accepted.
+        allowed: The accepted code, as a phrase for the error: "a function".
     """
     try:
         yield

@@ -126,7 +126,7 @@ def check_target(batch_size: int, target_batch_size: int) -> None:
     Check that the samples of an optimizer step are a multiple of the batch size.
 
     Raises:
-        InvalidArgument: If not; the message has a step and a batch size that would do.
+        InvalidArgument: If they are no multiple; the message names a number of samples and a batch size that fit.
     """
     target = check_batch_size(target_batch_size, "target_batch_size")
     if target % batch_size:

@@ -39,13 +39,13 @@ class FleetDevice:
 
     @property
     def batch_size(self) -> int | None:
-        """The recommended batch size; None if there is no result."""
+        """The recommended batch size, measured or predicted; None without a result or a recommendation."""
         answer = self.result or self.forecast
         return None if answer is None else answer.batch_size
 
     @property
     def samples_per_second(self) -> float | None:
-        """Samples per second at the recommended batch size; None if there is no result."""
+        """Samples per second at the recommended batch size, measured or predicted; None without that size."""
         if self.batch_size is None:
             return None
         if self.forecast is not None:

@@ -40,7 +40,7 @@ class CallableRunner:
 
     @property
     def peak_bytes(self) -> int | None:
-        """Peak bytes in the pools of PyTorch and CuPy since `prepare`; None without both."""
+        """Peak bytes in the pools of PyTorch and CuPy since `prepare`; None if neither is loaded or has a GPU."""
         torch, cupy = _gpu_libraries()
         held = [int(torch.cuda.max_memory_reserved())] if torch else []
         held += [int(cupy.get_default_memory_pool().total_bytes())] if cupy else []

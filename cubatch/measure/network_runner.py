@@ -33,7 +33,7 @@ class NetworkRunner:
             memory limits of later runs.
 
     Attributes:
-        model, clock: As given.
+        model, clock: The arguments of these names.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ def network_runner(
     winners: str | None = None,  # file of the fastest kernel variants; None: they are kept for this process only
     exchange: Exchange | None = None,  # exchange of the ranks of a data parallel run; None: a single process
 ) -> NetworkRunner:
-    """Return the runner of a network; the arguments can be written as JSON, so that a worker can call this."""
+    """Return the runner of a network; all arguments but `exchange` can be JSON, so that a worker can call this."""
     resolved = probe.resolve(device)
     meter, context, monitor = ResidentMeter(), None, clocks.monitor_of(resolved.uuid)
     meter.start()

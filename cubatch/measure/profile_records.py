@@ -63,7 +63,7 @@ class StepProfile:
         work: The network, device and settings.
         batch_size: Samples per step.
         step_seconds: Median seconds of a step without tracing.
-        traced_seconds: Sum of the rows, which are traced.
+        traced_seconds: Seconds of a traced step: the sum of `rows`.
         steps: Number of traced steps.
         threads: Threads that share the batch.
         rows: Passes in the order of the schedule.

@@ -208,13 +208,13 @@ class LearnsMemory(Runner, Protocol):
         Trace steps and try small batch sizes; return the predicted memory of larger ones.
 
         Args:
-            seconds: Time limit for trying sizes; 0: no size is tried, unless there is no trace.
+            seconds: Most seconds of trying sizes; 0: no size is tried, unless there is no trace.
             top: The largest batch size of interest; None: no maximum.
-            trace_seconds: Time limit of the trace in seconds.
+            trace_seconds: Most seconds of the trace.
         """
 
     def predicted(self, batch_size: int) -> int | None:
-        """Return the predicted peak bytes of a step, with those held at all batch sizes; None where unknown."""
+        """Return the predicted peak bytes of a step, including those held at all batch sizes; None if unknown."""
 
     def report(self) -> MemoryReport:
         """Return predicted and measured memory and the notes so far."""

@@ -86,7 +86,7 @@ def shift_interval(
 
 
 def _rank_orders(n: int, m: int) -> list[int]:
-    """Return for k = 0 to n * m the number of orders of n and m values with k pairs whose first value is larger."""
+    """Return for u = 0 to n * m the number of orders of n and m values with u pairs whose first value is larger."""
     # Partitions of u into at most n parts of at most m each: the coefficients of a Gaussian binomial, by its product.
     counts = [1] + [0] * (n * m)
     for part in range(1, n + 1):

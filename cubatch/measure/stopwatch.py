@@ -91,7 +91,7 @@ class Stopwatch:
         reference_batch_size: Batch size of the reference step around each timing; None without one.
         around_seconds: Seconds of the reference blocks around a timing; 0 without a reference.
         prepare_seconds: Seconds of the last preparation, by size.
-        spent: What the trials took in addition to timings, by size.
+        spent: Number of trials, and their seconds in addition to timings, by size.
     """
 
     def __init__(

@@ -58,7 +58,7 @@ class Named:
 
 @attrs.frozen(eq=False)
 class Launch:
-    """A launch that can be called, with its kernel."""
+    """A kernel launch with its arguments, which runs when it is called; `kernel` is the variant that it launches."""
 
     kernel: Kernel
     launch: Callable[[], None]

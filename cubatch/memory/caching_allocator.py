@@ -107,7 +107,12 @@ class CachingAllocator:
         return segment
 
     def _extended(self, size: int, *, is_small: bool) -> Block:
-        """Return a block of the expandable segment, at the lowest address possible; map the pages that it lacks."""
+        """
+        Return a block of at least `size` bytes at the lowest possible address of an expandable segment.
+
+        `is_small` selects the segment of small blocks. Pages without memory are mapped, after a release of free memory
+        if the capacity would not suffice.
+        """
         block = self._roomy(size, is_small=is_small)
         if self.reserved_bytes + _up(size - block.size * block.is_free, _page(block)) > self._capacity:
             self._release()

@@ -28,7 +28,7 @@ class Load:
     How a server with a batching queue responds to requests.
 
     Attributes:
-        p50, p95, p99: Percentiles of the latency in seconds: waiting, the step, and what the server adds.
+        p50, p95, p99: Percentiles of the latency in seconds: waiting, the step, and the server's overhead.
         worst_p99: The largest 99th percentile of ten stretches of successive requests.
         mean_batch_size: Requests per step.
         utilization: Share of the time during which an instance runs a step.

@@ -79,7 +79,7 @@ def _bytes_of(request: StudyRequest, m: Measurement) -> dict[str, Any]:
 
 
 def _compare_rules(request: StudyRequest, m: Measurement) -> list[dict[str, Any]]:
-    """Return each rule of thumb with its bytes and their ratio to the measured bytes; none if none were measured."""
+    """Return a row for each rule of thumb: its bytes, and their ratio to the measured ones; empty without these."""
     if not m.peak_bytes:
         return []
     compared = []

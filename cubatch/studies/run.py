@@ -39,7 +39,7 @@ STUDIES: dict[str, Study] = {
 
 def run(name: str, request: StudyRequest, *, command: str) -> dict[str, Any]:
     """
-    Measure what a study needs, and answer its question; cached timings in its folder are not measured again.
+    Measure, and answer the question of a study; measurements that are cached in its folder are used again.
 
     Args:
         command: The command that repeats it, for its page.

@@ -234,7 +234,7 @@ def _measurement(
 
 
 def _over(combine: Callable[[list[Any]], Any], timings: Sequence[Timing], name: str) -> Any:
-    """Return a figure of timings, such as their mean; None if no timing has it."""
+    """Return `combine` of the values that timings have in the field `name`; None if no timing has one."""
     known = [value for timing in timings if (value := getattr(timing, name)) is not None]
     return combine(known) if known else None
 

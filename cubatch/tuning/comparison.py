@@ -88,7 +88,7 @@ def compare(
 
     Raises:
         InvalidArgument: If no device is given, or two different ones have one name. Also if a price is no positive
-            number, or given twice.
+            number, or two names of one GPU have different prices.
         CubatchError: The first error, if there is no prediction for any GPU.
 
     Example:

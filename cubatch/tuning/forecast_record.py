@@ -36,7 +36,7 @@ class PassShare:
     Attributes:
         layer: The layer's name, or the operator's of a module.
         pass_: "fprop", "dgrad" or "wgrad"; of other operators of a module "forward", "backward" or "optimizer".
-        seconds: Predicted time.
+        seconds: Predicted seconds in a step.
         share: Share of the predicted time of all passes, in [0, 1].
         algorithm: Predicted algorithm: "128x128", "winograd 4x4", a cubatch kernel, or "bytes" of a layer that only
             moves data.
@@ -66,8 +66,8 @@ class Forecast(BatchSizeResult):
             for a module.
         limits: {"max_batch_size", "memory_bytes", "latency_seconds"}; None: no limit.
         candidates: The batch sizes, ascending, with their reasons; `over_limit` ones do not fit.
-        seconds: Predicted time of a step, by each batch size that fits.
-        interval: (low, high) of the time, which holds 90 % of such steps.
+        seconds: Predicted seconds of a step, by each batch size that fits.
+        interval: (low, high) of the seconds, which holds 90 % of such steps.
         peak_bytes: The memory plan of each candidate, also of those that do not fit.
         roofline_seconds: Lower bound by the data sheet, by each batch size that fits, if known.
         anchors: Origins of the measurements that correct the prediction: files or places in the list.

@@ -69,9 +69,9 @@ def candidates(
       without split-K; passes whose blocks do not grow with the batch are left out;
     - each of those rounded down to a multiple of 8 (float16, bfloat16) or 4 (tf32), if the GPU has Tensor Cores for
       the dtype;
-    - powers of two; the memory limit, 0.9 and 0.75 of it; `max_batch_size` itself.
+    - powers of two; the largest batch that fits in memory, 0.9 and 0.75 of it; `max_batch_size` itself.
 
-    On a CPU: powers of two, 1.5 times them, and the limits.
+    On a CPU: powers of two, 1.5 times them, and the sizes by memory and `max_batch_size` as on a GPU.
 
     At most 40 are returned, selected in three steps. First the smallest, the largest, every limit, and the first of
     each kind of reason. Then, from the smallest up, wherever the next one is more than twice as large, the largest

@@ -34,7 +34,7 @@ def prices_of(devices: Mapping[str, Device], prices: Mapping[str, float]) -> dic
     Return the price of an hour by name of the given devices; prices of other devices are left out.
 
     Raises:
-        InvalidArgument: If a price is no positive number, or given twice.
+        InvalidArgument: If a price is no positive number, or two names of one device have different prices.
         UnknownName: If a price is of an unknown device.
     """
     paid: dict[str, float] = {}

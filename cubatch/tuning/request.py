@@ -115,7 +115,7 @@ class Request:
 
 
 def check_progress(progress: object) -> None:
-    """Raise InvalidArgument if it is neither callable nor None."""
+    """Raise InvalidArgument if the argument `progress` is neither callable nor None."""
     if progress is not None and not callable(progress):
         raise InvalidArgument("progress", progress, "callable, or None")
 

@@ -42,7 +42,7 @@ def _maybe_positives(value: Any) -> tuple[float | None, ...]:
 @attrs.frozen(kw_only=True)
 class Measurement:
     """
-    All that is known of one candidate; what is unknown or was not measured is None.
+    Measured and predicted figures of one candidate; a figure that is unknown or was not measured is None.
 
     Attributes:
         batch_size: Samples per step; with accumulated gradients, samples of each batch of the step.
@@ -245,7 +245,7 @@ class BatchSizeResult(Shown):
 
         Raises:
             MissingDependency: If Matplotlib is not installed.
-            InvalidArgument: If it is no path, the ending is none of the three, or the file cannot be written.
+            InvalidArgument: If `path` is no path, has another ending, or the file cannot be written.
         """
         from cubatch.report import plot
 
@@ -257,7 +257,7 @@ class BatchSizeResult(Shown):
         Write one self-contained HTML page.
 
         Raises:
-            InvalidArgument: If it is no path, or no file can be written there.
+            InvalidArgument: If `path` is no path, or no file can be written there.
         """
         from cubatch.report import page
 
@@ -382,7 +382,7 @@ class TuningResult(BatchSizeResult):
 
     @property
     def comparison(self) -> float | None:
-        """The objective at the recommended size divided by that at `current_batch_size`; None without both values."""
+        """How many times as good the recommended size is as `current_batch_size`; None without values of both."""
         values = self.loop_rates if self.loader is not None and self.objective == "throughput" else self.shares
         current, recommended = values.get(self.current_batch_size or 0), values.get(self.batch_size or 0)
         return recommended / current if current and recommended else None
@@ -502,7 +502,7 @@ def load(path: str | Path, field: str, *, predictions: bool = False) -> TuningRe
             --threads`, of which the best result counts.
 
     Raises:
-        InvalidArgument: If it is no path.
+        InvalidArgument: If `path` is no path.
         InvalidData: If the file cannot be read, or is no tuning result of this schema.
     """
     if not isinstance(path, str | Path):

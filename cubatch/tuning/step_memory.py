@@ -230,16 +230,16 @@ class ModuleStep:
 @contextlib.contextmanager
 def step_of(spec: Any, batches: Any, options: Mapping[str, Any]) -> Iterator[NetworkStep | ModuleStep]:
     """
-    Yield the step of a network or of a PyTorch module.
+    Yield an object that returns the memory of the steps of a network or of a PyTorch module, by batch size.
 
     For a module, exceptions in the block other than a CubatchError become InvalidArgument.
 
     Args:
         spec, batches: As for `footprint`.
-        options: "mode", "optimizer", and those of `footprint` that apply to a network or a module only.
+        options: The other arguments of `footprint` by name, except "batch_size" and "device".
 
     Raises:
-        InvalidArgument: If an option does not apply.
+        InvalidArgument: If an option that does not apply to `spec` differs from its default.
     """
     is_foreign = is_module(spec, batches)
     applying = applicable(options, is_foreign=is_foreign)

@@ -21,7 +21,7 @@ from cubatch.tuning.store import Run
 
 @attrs.frozen(kw_only=True)
 class SubjectFacts:
-    """Facts of a step that are computed, not measured."""
+    """Figures of a step that are computed, not measured: FLOP, roofline, layers and bytes of the process."""
 
     flops_per_sample: float | None = None  # FLOP of one sample; None where unknown
     roofline_seconds: Mapping[int, float] = attrs.field(factory=dict)  # lower bound of a step in seconds, by batch size
@@ -130,5 +130,5 @@ class Subject(Protocol):
         return result
 
     def remedy(self, ladder: Ladder) -> str:  # noqa: ARG002 - as above
-        """Return what to try if no batch size could be measured; empty if there is nothing to add."""
+        """Return sentences on what the user can do if no batch size could be measured; empty if there are none."""
         return ""
