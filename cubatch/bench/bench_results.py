@@ -28,7 +28,7 @@ NOT_ASKED = "not requested"
 
 @attrs.frozen(kw_only=True)
 class LaunchFacts:
-    """A launch on a device; `None` for an unknown fact."""
+    """A kernel launch on a device: its grid, resources and occupancy; `None` for a value that is unknown."""
 
     kernel: str  # name of the variant
     grid: tuple[int, int, int]  # blocks in x, y and z
@@ -47,7 +47,7 @@ class LaunchFacts:
 
 def launch_facts(launch: Launch, device: Device, *, compiled: bool = True, tiles: int | None = None) -> LaunchFacts:
     """
-    Return the facts of a launch on a device.
+    Return the grid of a launch on a device, and the resources and occupancy of its kernel.
 
     Args:
         launch: The kernel and its grid.
@@ -172,10 +172,11 @@ def entered(
     rival: Entrant | None,
 ) -> Entry:
     """
-    Return the entry with status, times and rates of its entrant; one of cubatch also gets its ratio to the rival.
+    Return the entry with status, timings and rates of its entrant.
 
-    The rates are compared with the roofline and with a plain copy; None if these are unknown. `rival` is the vendor's
-    fastest entrant, None if there is none.
+    The rates are also given as shares of the roofline and of a plain copy, None if these are unknown. An entry of
+    cubatch gets the seconds of `rival` divided by its own. `rival` is the vendor's fastest entrant, None if there is
+    none.
     """
     seconds = entrant.seconds
     if entrant.status == "error":

@@ -58,7 +58,7 @@ class Operand:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Case:
-    """A call of an operation with operands in place of arrays, and what it computes and moves."""
+    """A call of an operation with operands in place of arrays, its FLOP, and the bytes that it moves."""
 
     operation: str  # name in `engine.functional`
     # names of operands by parameter; a tuple for a parameter that takes a list, in which `None` stays `None`
@@ -145,7 +145,7 @@ class Case:
 
     def roofline_seconds(self, device: Device) -> float | None:
         """
-        Return the least time by the data sheet: the larger of arithmetic at the peak and all arrays moved once.
+        Return the least seconds by the data sheet: the larger of arithmetic at the peak and all arrays moved once.
 
         Returns:
             float | None: `None` if a rate that counts is unknown.

@@ -116,7 +116,7 @@ class Contest:
 
     Args:
         clock: Takes the timings.
-        span_seconds: Least span of a timing.
+        span_seconds: Least seconds of a timing, which spans several steps if they are short.
         seed: Seed of the order within rounds.
         synchronize: Waits for all launches; raises an error if a step broke the context.
     """
@@ -137,7 +137,7 @@ class Contest:
 
         Args:
             entrants: Their timings, status and reason are filled in.
-            seconds: Time limit; discarded first steps count.
+            seconds: Most seconds, discarded first steps included; the first round always ends.
         """
         begin, order = self.clock.now(), random.Random(self.seed)  # noqa: S311 - an order, not a secret
         self._contests += 1
@@ -172,7 +172,11 @@ class Contest:
         return None
 
     def _warm(self, entrant: Entrant) -> None:
-        """Run steps until the clocks of the GPU have risen; only the first time."""
+        """
+        Run an entrant's steps for WARM_SECONDS, in which the clocks of the GPU rise; stop if a step fails.
+
+        Do nothing if an earlier contest of this object has done so.
+        """
         begin, repeats = self.clock.now(), entrant.repeats
         while not self._is_warm:
             reading = self._read(entrant, repeats)

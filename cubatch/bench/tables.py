@@ -22,7 +22,11 @@ _PLANNED = (
 
 
 def entries(results: Sequence[Result], *, title: str) -> Grid:
-    """Return a table with one row for each variant and each rival of each case: launch, time, rate and ratio."""
+    """
+    Return a table with one row for each variant and each rival of each case: launch, time and rates.
+
+    A variant also has the time of the vendor's fastest implementation divided by its own.
+    """
     rows, columns = [], ["case", "kernel", *_LAUNCH, *_if_compared(results, "ratio"), "note"]
     for result in results:
         for index, entry in enumerate(result.entries):
@@ -40,8 +44,8 @@ def summary(results: Sequence[Result], *, title: str) -> Grid:
     """
     Return a table with one row per case, and notes with the totals of the network.
 
-    A row has the launch and time of the fastest cubatch kernel, the time of the vendor's fastest implementation, and
-    the ratio of both times.
+    A row has the launch and time of the fastest cubatch kernel, and the time of the vendor's fastest implementation.
+    "ratio" is the time of the vendor divided by that of cubatch.
     """
     rows = []
     for result in results:

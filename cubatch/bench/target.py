@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 @attrs.frozen
 class Target:
-    """The device on which cases run, with what launches and times them there."""
+    """The device on which cases run, with its launcher, array module and clock."""
 
     device: Device  # its SMs and architecture decide grids and variants
     launcher: Launcher  # runs kernels

@@ -140,7 +140,7 @@ class Keeper:
 
     Args:
         path: The file; None writes nothing.
-        seconds: Least time between two checkpoints within an epoch.
+        seconds: Least seconds between two checkpoints within an epoch.
         begun: The new or resumed run.
     """
 

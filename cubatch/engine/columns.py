@@ -83,7 +83,8 @@ class Columns:
             target: The block's output (samples, p, q, k * groups); may be strided unless `staged` is 0.
             scale: Factor of each filter, before the residual is added.
             residual: Added, of the target's shape; may share its memory: then tiles are `staged`.
-            positive: A ReLU's output of the target's shape: the target is 0 where it is 0; then tiles have `flags`.
+            positive: A ReLU's output of the target's shape: the target, residual included, is 0 where it is 0. Then
+                tiles have `flags`.
         """
         operand = self.load(block)
         if self._tiles.staged:

@@ -66,7 +66,7 @@ def kernels_sha256() -> str:
 
 def conditions(device: Device) -> dict[str, Any]:
     """
-    Return what must be equal for cached timings to apply: the items of `environment` and the device's settings.
+    Return the values that must be equal for cached timings to apply: `environment` and the device's settings.
 
     These are "threads", "blas_threads" (None on a GPU), "memory_bytes" and "power_limit_watts".
     """

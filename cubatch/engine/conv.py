@@ -112,7 +112,7 @@ def conv2d_dgrad(
         x_shape: Shape of the input (n, h, w, c).
         stride, pad, dilation, groups: As in the forward pass.
         residual: Added to dx, of its shape: the gradient from other branches. May be `out`.
-        positive: The output of a ReLU before, of dx's shape: dx is 0 where it is 0.
+        positive: The output of a ReLU before, of dx's shape: dx, residual included, is 0 where it is 0.
         out: Where dx goes: (n, h, w, c).
         workspace: Scratch memory, see `functional`; None allocates it.
     """

@@ -27,7 +27,7 @@ _MOST_SPANS = 4096
 
 @attrs.frozen
 class Span:
-    """The time that one sum over ranks took."""
+    """The begin and end of one sum over ranks in seconds, and the bytes that were summed."""
 
     begin: float  # begin, end: seconds on the host's monotonic clock; on a GPU since the begin of the first span
     end: float

@@ -112,7 +112,7 @@ def linear_dgrad(
         dy: Gradient of the output (..., k).
         w: Filter (k, c).
         residual: Added to dx, of its shape: the gradient from other branches. May be `out`.
-        positive: The output of a ReLU before, of dx's shape: dx is 0 where it is 0.
+        positive: The output of a ReLU before, of dx's shape: dx, residual included, is 0 where it is 0.
         out: Where dx goes: (..., c).
         workspace: Scratch memory, see `functional`; None allocates it.
     """

@@ -41,7 +41,10 @@ def update_loss_scale(
     workspace: Any = None,  # noqa: ARG001 - hand-written kernels need it
 ) -> None:
     """
-    Set the factor of this step's gradients and the scale of the next step: smaller if a gradient is not finite.
+    Set the factor of this step's gradients and the scale of the next step.
+
+    The factor is 1 / scale. If a gradient is not finite, the factor is 0, which skips the step, and the scale is
+    halved. After `interval` finite steps in a row the scale is doubled.
 
     Example:
         >>> state = initial_state()

@@ -205,6 +205,10 @@ class Model(Learned):
             target_batch_size: Samples of an optimizer step, over which the loss is the mean. Steps then only add
                 up their gradients until `update`; the sum takes the memory of a gradient in float32. None: every
                 training step updates the parameters.
+
+        Raises:
+            InvalidArgument: If a target batch size is given and the model does not train a network.
+            OutOfMemory: If the batch does not fit; nothing is prepared then.
         """
         if target_batch_size is not None and (self.mode != "training" or self.spec is not self.network):
             raise InvalidArgument("target_batch_size", target_batch_size, "None, except for training a network")
@@ -347,7 +351,9 @@ class Model(Learned):
 
     def step(self, trace: Trace | None = None) -> None:
         """
-        Run one step: forward, and in training backward and the optimizer; on a GPU it is enqueued.
+        Run one step: forward, and in training backward and, without a target batch size, the optimizer.
+
+        On a GPU it is enqueued.
 
         Args:
             trace: Observes each operation, outside a CUDA graph; None: run at full speed.

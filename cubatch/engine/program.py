@@ -36,7 +36,7 @@ class Program:
         works: The operations in order, by set of buffers and member; the sets take turns.
 
     Attributes:
-        works: As given.
+        works: The argument of this name.
     """
 
     def __init__(self, team: Team, works: Sequence[Sequence[Sequence[Work]]]) -> None:

@@ -178,7 +178,8 @@ def batch_sweep(at: Callable[[int], Grid], num_sms: int, batch_size: int | None)
     """
     Return the grids of all batch sizes from 1 on, in ranges with equal work of the busiest SM.
 
-    The sweep ends where the busiest SM has more than eight tiles and the given batch size is passed, or at MOST_BATCH.
+    The sweep ends where the busiest SM has more than eight tiles, but has at least 64 sizes, and a quarter more than
+    `batch_size`. It never exceeds MOST_BATCH.
 
     Args:
         at: Returns the grid of a batch size.
@@ -186,7 +187,7 @@ def batch_sweep(at: Callable[[int], Grid], num_sms: int, batch_size: int | None)
         batch_size: The given batch size, or None.
 
     Raises:
-        InvalidArgument: If the batch size is larger than MOST_BATCH.
+        InvalidArgument: If the batch size is no integer from 1 to MOST_BATCH.
     """
     if batch_size is not None:
         check_whole("batch_size", batch_size, most=MOST_BATCH)

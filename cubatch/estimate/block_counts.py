@@ -61,7 +61,7 @@ def winograd_blocks(
     """
     Return the blocks of the products of Winograd's algorithm, 36 side by side for F(4x4, 3x3).
 
-    Each product has a row per tile of 4 x 4 outputs and a column per filter.  The transforms are separate launches.
+    Each product has a row per tile of outputs and a column per filter.  The transforms are separate launches.
 
     Args:
         layer: A 3x3 convolution of stride 1.

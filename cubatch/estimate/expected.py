@@ -68,9 +68,9 @@ def predicted(work: Workload, batch_sizes: Sequence[int]) -> StepPrediction | No
 
 def step_of(work: Workload, batch_sizes: Sequence[int], scales: Scales = UNSCALED) -> StepPrediction:
     """
-    Return the predicted time of a step and its passes at each batch size.
+    Return the predicted seconds of a step and its passes at each batch size.
 
-    Times of the GPU are multiplied by the factors in `scales`.
+    Seconds of the GPU are multiplied by the factors in `scales`.
     """
     step = predict_step(
         work.spec, batch_sizes, work.device, mode=work.mode, dtype=work.dtype, library=_model(work.library),

@@ -24,14 +24,14 @@ hold 86 to 94 % of published steps.
 
 def launched(kernels: Array, host: Array, kernels_sd: Array) -> tuple[Array, Array, Array]:
     """
-    Return the time of steps whose kernels a host launches, and its 90 % interval: (seconds, low, high).
+    Return the seconds of steps whose kernels a host launches, with a 90 % interval: (seconds, low, high).
 
     Parts of a step wait for the host, others for the GPU.  The step takes the root of the sum of both squares, which
     fits published steps better than the maximum.  Errors of kernels and host are independent.
 
     Args:
         kernels: Seconds of the kernels, by batch size.
-        host: Seconds of the host.
+        host: Seconds that the host takes to launch them, by batch size.
         kernels_sd: Standard deviation of the logarithm of `kernels`.
     """
     seconds = np.hypot(kernels, host)

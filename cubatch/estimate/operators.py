@@ -23,7 +23,7 @@ PHASES = ("forward", "backward", "optimizer")
 
 @attrs.frozen
 class Operator:
-    """The record of one call of a traced step at a batch size: its kind, FLOP, bytes and launches."""
+    """The record of one call of a traced step at a batch size: its kind, FLOP, bytes read and written, and kernels."""
 
     name: str  # the framework's name: "aten.addmm"
     # one of KINDS. "layout" is the conversion around a convolution on Tensor Cores whose channels are not last
@@ -47,7 +47,7 @@ class Operator:
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """Numbers that grow with the batch size: bytes, FLOP, kernels, host calls, and extents of all products."""
+        """Numbers that grow with the batch: bytes read and written, FLOP, kernels, host calls, extents of products."""
         moved = self.read_bytes + self.written_bytes
         return (moved, self.flops, self.launches, self.host_calls, *(x for row in self.extents for x in row))
 
@@ -141,6 +141,8 @@ def predict_operators(
 def between(known: Sequence[int], values: Array, sizes: Array) -> Array:
     """
     Return values at `sizes`, interpolated between `known` batch sizes and extrapolated beyond them linearly.
+
+    If only one size is known, its values are returned for all.
 
     Example:
         >>> between([2, 4], np.array([[10.0], [14.0]]), np.array([3.0, 8.0])).ravel().tolist()

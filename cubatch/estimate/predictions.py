@@ -32,7 +32,7 @@ UNSCALED = Scales()
 
 @attrs.frozen(eq=False)
 class PassPrediction:
-    """Predicted time of one pass of one layer, at each batch size."""
+    """Predicted seconds and algorithm of one pass of one layer, at each batch size."""
 
     layer: str  # name of the layer
     pass_: Pass  # one of its passes
@@ -52,7 +52,7 @@ class ModelNote:
 
 @attrs.frozen(eq=False)
 class StepPrediction:
-    """Predicted time of one step of a network, at each batch size."""
+    """Predicted seconds of one step of a network and of its passes, at each batch size."""
 
     batch_sizes: tuple[int, ...]  # batch sizes in the requested order
     seconds: Array  # predicted time of a step

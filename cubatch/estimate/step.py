@@ -57,7 +57,7 @@ def predict_step(
     experimental: Collection[str] = (),  # experimental ways to run cubatch kernels: see `Model`
 ) -> StepPrediction:
     """
-    Return the predicted time of a step and its passes at each batch size.
+    Return the predicted seconds of a step and its passes at each batch size.
 
     The step is the sum of its passes; layers fused by cubatch kernels take no time.  Loss and optimizer, which take a
     small share of the time of a large batch, are left out.

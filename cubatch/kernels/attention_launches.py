@@ -35,7 +35,7 @@ _STEP = 64
 
 @attrs.frozen
 class Launch:
-    """A kernel launch of attention, with the work that it does."""
+    """A kernel launch of attention: its blocks, clock cycles, FLOP, and the elements that it reads and writes."""
 
     name: str  # name of the kernel
     blocks: int  # blocks of its grid

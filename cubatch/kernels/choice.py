@@ -62,7 +62,7 @@ Ranked = tuple[float, int, Kernel]
 
 
 class LaunchClock(Protocol):
-    """A clock for kernel launches: `measure.runner.Clock` without its pauses."""
+    """A clock for kernel launches: `measure.runner.Clock` without `sleep`."""
 
     def now(self) -> float:
         """Return the seconds of a monotonic clock."""

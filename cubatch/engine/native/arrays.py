@@ -109,7 +109,7 @@ def floats(workspace: Any, count: int, *, start: int = 0) -> Any:
 
 
 def summing_kernel(context: Context, operation: str, like: Any, rows: int) -> Kernel:
-    """Return the kernel of an operation that sums rows of arrays of the type of `like`, by the context's order."""
+    """Return the kernel that sums `rows` rows of arrays like `like`: in reverse order if the context reverses sums."""
     is_reversed = context.reverses_sums and rows < _COUNTED_ROWS
     return find(f"{operation}_reversed" if is_reversed else operation, dtype_of(like))
 

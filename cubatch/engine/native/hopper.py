@@ -146,9 +146,12 @@ def _finishes(context: Context, problem: Problem, ends: tuple[Any, ...], output:
 
 def _rows(array: Any, output: Any, count: int, window: Window | None = None) -> TensorMap | None:
     """
-    Return the tensor map of an array of the output's shape, in boxes of `count` rows; None for None.
+    Return the tensor map of an array with the rows and columns of a product's output; None for None.
 
-    With a window, rows are its pixels in images (n, h, w, c).
+    Args:
+        output: The record `structs.OUTPUT`, which has the columns and elements of the output.
+        count: Rows of a box of the map.
+        window: The array is images (n, h, w, c), of which the rows are the pixels in this window; None: a matrix.
     """
     if array is None:
         return None

@@ -85,7 +85,13 @@ class Work:
 
     @classmethod
     def of(cls, pass_: Index, **extents: Array | Sequence[float] | float) -> Work:
-        """Return a table of cases from the pass and the extents of each."""
+        """
+        Return a table of cases, to which the extents of their matrix products are added.
+
+        Args:
+            pass_: Index into PASSES, for each case.
+            extents: Each field from `n` to `groups` by name: an entry for each case, or one number for all.
+        """
         e = {name: np.broadcast_to(np.asarray(value, float), len(pass_)) for name, value in extents.items()}
         channels, filters, taps = e["c"] / e["groups"], e["k"] / e["groups"], e["r"] * e["s"]
         outputs, inputs = e["n"] * e["p"] * e["q"], e["n"] * e["h"] * e["w"]
@@ -153,7 +159,7 @@ class Places:
 
 @attrs.frozen(eq=False)
 class Algorithm:
-    """An algorithm of the vendor's library with its counts of work for each case, which constants turn into time."""
+    """An algorithm of the vendor's library: its blocks, steps and elements for each case, as `seconds` needs them."""
 
     name: str  # "128x128", "winograd 2x2", ...
     group: str  # its group in the features of the correction: "128x128", "split", "winograd 4x4", ...
@@ -221,10 +227,9 @@ def _direct(work: Work, num_sms: Array) -> Algorithm:
 
 def image(work: Work) -> tuple[Array, Array, Array, Array, Mask]:
     """
-    Return rows, columns and filters of the result and channels of the sum, for the pass of each case.
+    Return rows and columns of the result, channels of the sum and filters of the result, for the pass of each case.
 
-    The order is rows, columns, channels, filters. The last array marks convolutions without stride, dilation and
-    groups.
+    The fifth array marks the convolutions without stride, dilation and groups.
     """
     backward = work.pass_ == DGRAD
     unit = work.convolution & (work.groups == 1) & (work.dilation == 1)

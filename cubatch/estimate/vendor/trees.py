@@ -93,9 +93,14 @@ class Trees:
 
 def features(work: Work, places: Places, candidates: Sequence[Algorithm], times: Array) -> dict[str, Array]:
     """
-    Return the features of each case for the trees and the Gaussian process: ratios only.
+    Return the features of each case for the trees and the Gaussian process.
+
+    Most are logarithms: of extents, of ratios of predicted seconds, of blocks per SM, and of arrays' bytes relative to
+    the L2. Others are remainders of extents, or the index of the fastest group of algorithms.
 
     Args:
+        work: The cases.
+        places: The GPU of each case.
         candidates: `algorithms` of the work.
         times: Seconds of each case by each of these algorithms.
 

@@ -19,7 +19,7 @@ _AT = {name: place for place, name in enumerate(EXTENTS)}
 
 @attrs.frozen(eq=False)
 class Call:
-    """The work of one call of the vendor's library at several batch sizes."""
+    """A call of the vendor's library at several batch sizes: the extents of its products, or its bytes and FLOP."""
 
     pass_: Pass  # the pass of the convolution or linear layer that it computes
     # EXTENTS of its products, as an array (products, batch sizes, extents); without products it only moves bytes
