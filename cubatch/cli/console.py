@@ -146,7 +146,7 @@ def check_writable(**paths: str | None) -> None:
         paths: Path by option name, without dashes; None is accepted, and "-" for `json`.
 
     Raises:
-        InvalidArgument: If so; it names the option and the reason.
+        InvalidArgument: If a file is rejected; the error names the option and the reason.
     """
     places: dict[str, str] = {}
     for option, path in paths.items():

@@ -118,9 +118,9 @@ def occupancy(
 
 def _of_layer(place: tuple[Layer, Pass] | None, model: str | None, requested: str | None) -> str:
     """
-    Return the end of a title: the layer and pass in the model, and that the layer was chosen by its FLOP.
+    Return the end of a title: the pass and layer that the kernel computes, and the model; empty if `place` is None.
 
-    It is empty without a layer (`place` None). `requested` is the layer that the user named, else None.
+    If the user named no layer (`requested` None), it adds that this is the one with most FLOP.
     """
     if place is None:
         return ""

@@ -33,7 +33,7 @@ class InputOptions:
         Raise an error if options of PyTorch modules were given for another library.
 
         Raises:
-            typer.BadParameter: If one was given.
+            typer.BadParameter: If such an option was given.
         """
         for name, value in attrs.asdict(self).items():
             if value is not None and name != "input_shape":
@@ -44,7 +44,7 @@ class InputOptions:
         Check that exactly one option makes the batches.
 
         Raises:
-            typer.BadParameter: If not.
+            typer.BadParameter: If none or several of them were given.
         """
         if self.batches is not None and self.loader is not None:
             raise typer.BadParameter(

@@ -117,9 +117,9 @@ class BoundedRunner(abc.ABC):
         Without a trace, steps of two samples are measured, or of one if `top` is 1.
 
         Args:
-            seconds: Time limit of the steps of small sizes.
+            seconds: Most seconds of the steps of small sizes.
             top: The largest size of interest; None is no maximum.
-            trace_seconds: Time limit of the trace.
+            trace_seconds: Most seconds of the trace.
 
         Returns:
             MemoryLook: The largest size that fits and the bytes of one sample, or why they are unknown. Its limit
@@ -228,7 +228,7 @@ class BoundedRunner(abc.ABC):
         return self._page_faults.rows if isinstance(self.meter, HostMeter) else []
 
     def report(self) -> MemoryReport:
-        """Return predicted and measured bytes of the batch sizes that ran, the largest that fit, and page faults."""
+        """Return predicted and measured bytes of the sizes that ran, the prediction now, remarks and page faults."""
         return {
             "history": self.history, "forecast": self.forecast, "remarks": self.remarks,
             "page_faults": self.page_faults,
@@ -296,7 +296,7 @@ class BoundedRunner(abc.ABC):
             self._steps += 1
 
     def release(self) -> None:
-        """Free the batch and the memory of its steps; first correct the memory plan by what they took."""
+        """Free the batch and the memory of its steps; first correct the memory plan by their measured peak bytes."""
         taken = None
         with contextlib.suppress(Exception):  # after a GPU error every call fails
             taken = self.peak_bytes

@@ -83,7 +83,7 @@ def format_variables(variables: Mapping[str, str]) -> str:
 
 
 def is_kept() -> bool:
-    """Return whether the user has set that glibc keeps freed memory; a step cannot always use it again."""
+    """Return whether the user's settings make glibc keep all freed memory, which later steps cannot always use."""
     return _user_variables().get("MALLOC_MMAP_MAX_") == "0"
 
 

@@ -179,7 +179,7 @@ def measure(
     left out.
 
     Raises:
-        InvalidArgument: If the loader is none, or delivers nothing.
+        InvalidArgument: If `loader` is no data loader, or has too few samples to be timed.
         Exception: Raised by the user's data set.
     """
     check_loader(loader)

@@ -103,7 +103,7 @@ class ModuleRunner(BoundedRunner):
 
     def prepare(self, batch_size: int) -> float | None:
         """
-        Draw a batch and run a first step; set `compile_seconds` to the time of compiling.
+        Draw a batch and run a first step; set `compile_seconds` to the seconds of compiling, without those of a step.
 
         Returns:
             float | None: As `BoundedRunner.prepare`, so never None.

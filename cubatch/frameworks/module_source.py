@@ -66,7 +66,7 @@ class ModuleSource:
 
     def conditions(self) -> dict[str, Any]:
         """
-        Return what must be equal for cached timings to apply.
+        Return the values by name that must be equal for cached timings to apply.
 
         These are the versions of the packages by name and of "torch", and a hash of the source files, "source_sha256".
         """

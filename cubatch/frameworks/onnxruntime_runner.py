@@ -47,7 +47,7 @@ class OnnxRuntimeRunner(BoundedRunner):
     Raises:
         InvalidSpec: If the file cannot be run at any batch size.
         DeviceNotAvailable: If this ONNX Runtime lacks CUDA.
-        MissingDependency: If it is not installed.
+        MissingDependency: If ONNX Runtime or onnx is not installed.
     """
 
     def __init__(

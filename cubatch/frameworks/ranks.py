@@ -246,7 +246,7 @@ class RankedRunner(BoundedRunner):
         """
         Prepare the step of a batch size on all ranks; return the seconds of this rank's first step, never None.
 
-        `compile_seconds` is the time of the slowest compilation.
+        `compile_seconds` is set to the seconds of compiling on the slowest rank, without those of a step.
         """
         if not self.is_compiled:
             return super().prepare(batch_size)

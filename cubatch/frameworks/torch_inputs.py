@@ -179,9 +179,10 @@ class Inputs:
 
     def remarks(self) -> list[Remark]:
         """
-        Return remarks on tensors that are the same at all batch sizes.
+        Return remarks on input tensors that have the same shape at all batch sizes; none on those in objects.
 
-        A remark on tensors that `constant_inputs` does not name prevents a recommendation.
+        One remark prevents a recommendation. It is on tensors of two rows or more that `constant_inputs` does not name,
+        without parameters and buffers of the module.
         """
         own = {id(each) for each in (*self.module.parameters(), *self.module.buffers())} if self.module else set()
         allowed, others = list[tuple[str, str]](), list[tuple[str, str]]()

@@ -481,7 +481,12 @@ class _Watch:
         return parts, activations
 
     def lives(self) -> list[tuple[int, float, float]]:
-        """Return (bytes, begin, end) of each storage, counted in allocations and releases; infinity: still in use."""
+        """
+        Return (bytes, begin, end) of each storage.
+
+        Begin and end are numbers of an event, an allocation or a release, counted from the start of the trace. The end
+        is infinity for a storage that is still in use.
+        """
         return [(life.size, life.begin, life.end) for life in self._lives]
 
     def write(self, operation: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:

@@ -67,7 +67,7 @@ def check_kernels(device: Device) -> None:
 
 def check_dtype(device: Device, dtype: str) -> None:
     """
-    Raise UnsupportedDtype if the device cannot compute with a dtype, UnknownName or InvalidArgument if it is none.
+    Raise UnsupportedDtype if the device cannot compute with a dtype, UnknownName or InvalidArgument for no dtype.
 
     float16 and bfloat16 run on every GPU: without Tensor Cores, values are stored in 16 bits and computed in float32.
     The mode tf32 of Tensor Cores exists from sm_80 on.

@@ -129,7 +129,7 @@ def process_bytes(name: str, root: Path = ROOT) -> int | None:
     """
     Return the bytes of a kind of memory of this process; None for an unknown kind.
 
-    The kinds are "VmRSS" (resident), "VmHWM" (peak resident) and "VmSize" (mapped), as in /proc/self/status.
+    The kind is a name in /proc/self/status: "VmRSS" (resident), "VmHWM" (peak resident), "VmSize" (mapped), or others.
 
     Example:
         >>> process_bytes("VmRSS") > 2**20, process_bytes("no such size")

@@ -41,7 +41,7 @@ def memory_limit(device: Device, requested: int | str | None = None, *, held: in
 
     - GPU in this machine: free memory by NVML, less the overhead of the CUDA context and libraries. If NVML reports
       nothing and the GPU shares the CPU's memory: 0.8 x available main memory, less the same overhead.
-    - Absent GPU: its capacity less the overhead.
+    - Absent GPU, or one for which NVML reports nothing: its capacity less the overhead.
     - CPU: 0.8 x the smallest of available memory, what the cgroup leaves, and what `ulimit -v` and `-d` leave.
 
     Args:
@@ -49,7 +49,7 @@ def memory_limit(device: Device, requested: int | str | None = None, *, held: in
         held: Bytes that this process already holds for the run; they count as free.
 
     Raises:
-        InvalidArgument: If the requested size is no positive size.
+        InvalidArgument: If the requested size is no positive size, or the memory of the device is unknown.
 
     Example:
         >>> from cubatch.hardware.probe import device

@@ -11,6 +11,8 @@ def like(optimizer: Any, *, clip_norm: float | None = None) -> Callable[[Iterabl
     """
     Return a function from parameters to an optimizer of the same class and options, with a learning rate of 0.
 
+    A class that rejects a rate of 0 keeps the rate of `optimizer`.
+
     Args:
         optimizer: A torch.optim.Optimizer.
         clip_norm: The norm of all gradients is clipped to this before each step; None or 0: it is not.

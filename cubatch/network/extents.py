@@ -110,7 +110,7 @@ def check_flag(_: object, attribute: attrs.Attribute[Any], value: object) -> Non
 
 
 def is_name(value: object) -> bool:
-    """Whether a value is a valid name of a layer or network: text of 1 to 1000 visible characters."""
+    """Return whether a value is a valid name of a layer or network: text of 1 to 1000 visible characters."""
     return isinstance(value, str) and 0 < len(value) <= MOST_NAME and is_visible(value)
 
 

@@ -141,7 +141,7 @@ class Network:
         return total
 
     def wants_input_gradient(self, node: Node) -> bool:
-        """Whether training needs the gradient of a layer's inputs: one of them depends on parameters."""
+        """Return whether training needs the gradient of a layer's inputs: one of them depends on parameters."""
         return any(name in self._trained for name in node.inputs)
 
     def to_mapping(self) -> dict[str, Any]:
@@ -291,8 +291,8 @@ def layer_passes(spec: Spec, mode: str) -> list[tuple[Node, Pass]]:
     Return the passes of one step, layer by layer: the forward pass, and in training the gradients after it.
 
     In training a layer without parameters has no wgrad. A layer that reads nothing trained has no dgrad, since the
-    gradient of the network's input is not needed. A single layer does all its passes. Some layers, such as dropout, do
-    nothing in inference.
+    gradient of the network's input is not needed. A single layer does all its passes. In inference, layers that do
+    nothing then, such as dropout, have no pass.
 
     Example:
         >>> from cubatch.network.layers import Conv2d

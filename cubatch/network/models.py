@@ -106,7 +106,7 @@ def resolve(
         opaque: As for `load_onnx` and `from_torch`.
 
     Raises:
-        InvalidArgument: If it is none of these, or `input_shape` or `classes` does not apply.
+        InvalidArgument: If `spec` is none of these, or `input_shape` or `classes` does not apply.
         CubatchError: As from `build`, `load_spec`, `load_onnx` and `from_torch`.
 
     Example:

@@ -143,7 +143,7 @@ def project(build: Builder, step: Step, value: Value, order: list[int] | None, m
 
 
 def is_projected(build: Builder, value: Value) -> bool:
-    """Whether a value is the output of an attention layer."""
+    """Return whether a value is the output of an attention layer."""
     return "w_out" in build.arrays.get(value.layer, {})
 
 

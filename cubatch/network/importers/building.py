@@ -155,7 +155,7 @@ class Builder:
         return _size(value.dims) != self.batch_size * math.prod(self.shapes[value.layer])
 
     def _is_shuffled(self, value: Value) -> bool:
-        """Whether the elements of a value are in another order than in any layer's output, pixels or channels first."""
+        """Return whether a value's elements are in another order than those of any layer, pixels or channels first."""
         if value.layer == INPUT or value.layer in self.opaque:
             return False
         orders = [_in_a_row(self.axes(layout, self.shapes[value.layer])) for layout in ("nchw", "nhwc")]
@@ -218,7 +218,7 @@ class Builder:
         return value, None if order == list(range(len(order))) else order
 
     def is_read_once(self, value: Value) -> bool:
-        """Whether only one step reads the output of a value's layer; a reshape of the output counts as the output."""
+        """Return whether only one step reads the output of a value's layer; reshapes of it count as the output."""
         names = [name for name, other in self.values.items() if other.layer == value.layer]
         return all(self.readers[name] == 1 for name in names)
 

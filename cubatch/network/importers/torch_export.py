@@ -360,13 +360,13 @@ def _storage(node: Any) -> int | None:
 
 
 def _writes(node: Any) -> bool:
-    """Whether a node changes its first argument in place."""
+    """Return whether a node changes its first argument in place."""
     name = _operator(node)
     return name.endswith("_") and not name.endswith("__") and bool(node.args)
 
 
 def _is_all_of(node: Any, other: Any) -> bool:
-    """Whether two nodes that share a storage have the same elements in the same order."""
+    """Return whether two nodes that share a storage have the same elements in the same order."""
     first, second = (
         (each.shape, each.stride(), each.storage_offset()) for each in (node.meta["val"], other.meta["val"])
     )

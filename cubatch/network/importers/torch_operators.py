@@ -51,7 +51,7 @@ class Call:
         return argument if argument is None or isinstance(argument, int | float) else self._known.get(argument)
 
     def is_value(self, name: str) -> bool:
-        """Whether an argument depends on the network's input."""
+        """Return whether an argument depends on the network's input."""
         return self._arguments.get(name) in self.values
 
     def shape(self, name: str) -> tuple[int, ...]:
