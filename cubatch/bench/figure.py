@@ -20,7 +20,7 @@ def rates(results: Sequence[Result], path: str | Path, *, title: str) -> None:
     Draw the share of the roofline that each case reaches: cubatch in blue, the vendor in grey.
 
     Args:
-        results: Those with times are drawn.
+        results: Those with a share of the roofline are drawn; at least one must have it.
         path: Path of the figure: .png, .svg or .pdf.
     """
     style.check(path)

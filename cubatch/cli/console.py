@@ -235,7 +235,7 @@ def progress(
 
     Args:
         description: Text in front of the bar.
-        is_counted: Whether the lines have the work done and the remaining time too.
+        is_counted: Whether the lines have the work done and the remaining seconds too.
         now: The clock.
 
     Yields:

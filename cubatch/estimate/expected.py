@@ -22,7 +22,7 @@ from cubatch.workload import Workload
 
 def missing_facts(device: Device, dtype: str, library: str) -> tuple[str, ...]:
     """
-    Return the facts of a GPU that the time model needs and that are unknown.
+    Return the names of the fields of a GPU's `Device` that the time model needs and that are unknown.
 
     Args:
         library: "vendor", or "cubatch", whose kernels are counted in clocks.

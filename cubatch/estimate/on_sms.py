@@ -144,7 +144,7 @@ def layer_rows(work: Workload, batch_sizes: Sequence[int], choose: Choose) -> di
 
     Args:
         work: The workload, on a GPU with `library="cubatch"`.
-        batch_sizes: Samples, at least one size.
+        batch_sizes: At least one batch size.
         choose: Chooses the kernel of a problem, once for each problem and in the order of the sizes.
 
     Returns:

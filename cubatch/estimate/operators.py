@@ -210,7 +210,7 @@ def _part(
 
     Args:
         work: Operators, each with its numbers by batch size.
-        scales: Factors on the GPU's times.
+        scales: Factors on the predicted seconds of arithmetic and of bytes, from the GPU's measurements.
         notes: Notes on the accuracy are appended.
     """
     seconds, blocks, sd = *np.zeros((2, len(work), len(sizes))), np.zeros(len(work))

@@ -21,7 +21,7 @@ COMMON = 0.2
 
 @attrs.frozen
 class Scales:
-    """Factors on a GPU's predicted times, from its measurements."""
+    """Factors on the predicted seconds of a GPU, fitted to its measurements."""
 
     compute: float = 1.0  # factor on the time of arithmetic
     memory: float = 1.0  # factor on the time of bytes

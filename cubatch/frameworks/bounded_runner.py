@@ -118,7 +118,7 @@ class BoundedRunner(abc.ABC):
 
         Args:
             seconds: Most seconds of the steps of small sizes.
-            top: The largest size of interest; None is no maximum.
+            top: The largest batch size of interest; None is no maximum.
             trace_seconds: Most seconds of the trace.
 
         Returns:

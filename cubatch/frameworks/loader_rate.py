@@ -143,7 +143,7 @@ def check_loader(loader: Any) -> None:
     Raise an error unless the argument is a data loader that can make batches of any size.
 
     Raises:
-        InvalidArgument: If it is no data loader, or another batch sampler than PyTorch's makes its batches.
+        InvalidArgument: If `loader` is no data loader, or a batch sampler other than PyTorch's makes its batches.
     """
     allowed = "a torch.utils.data.DataLoader"
     if not is_loader(loader):

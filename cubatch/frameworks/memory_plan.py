@@ -50,7 +50,7 @@ class MemoryPlan:
 
     Attributes:
         measured: Measured bytes by batch size.
-        predicted: The prediction for each size just before it was measured.
+        predicted: Predicted bytes of each measured size, just before its first measurement.
         earlier: Bytes measured before the heap was compacted; used until a size is measured again.
 
     Example:

@@ -112,7 +112,7 @@ class TorchModule:
         The device of the module's parameters.
 
         Raises:
-            InvalidArgument: If it is neither the CPU nor an NVIDIA GPU.
+            InvalidArgument: If the parameters are neither on the CPU nor on an NVIDIA GPU.
         """
         if self._place.type not in {"cpu", "cuda"}:
             raise InvalidArgument("module", f"on {self._place}", "on the CPU or an NVIDIA GPU: module.to('cuda')")

@@ -53,8 +53,8 @@ def find(name: str) -> Device:
         name: "v100-sxm2-16gb", "Tesla V100-SXM2-16GB", "2080 ti".
 
     Raises:
-        InvalidArgument: If it is no text, or several devices have the name.
-        UnknownName: If no device has it.
+        InvalidArgument: If `name` is no text, or several devices have that name.
+        UnknownName: If no device has that name.
 
     Example:
         >>> find("GeForce RTX 2080 Ti").num_sms

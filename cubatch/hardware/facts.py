@@ -53,10 +53,10 @@ class Device:
         compute_capability: (major, minor); None on a CPU.
         num_sms: Streaming multiprocessors that this process may use; None on a CPU or where unknown.
         peak_flops_per_second: Published FLOP per second by dtype at the boost clock; without a dtype of unknown rate.
-        peak_bytes_per_second: Published DRAM bandwidth.
+        peak_bytes_per_second: Published DRAM bandwidth in bytes per second.
         memory_bytes: Capacity of the device's memory, less what the driver reserves for ECC.
-        l2_bytes: L2 cache of a GPU; of a CPU, the L2 of one core.
-        clock_hz: Boost clock.
+        l2_bytes: Bytes of the L2 cache of a GPU; of a CPU, the L2 of one core.
+        clock_hz: Boost clock in hertz.
         tensor_cores: Whether it has Tensor Cores; None where unknown.
         power_limit_watts: Board power by the data sheet, or the limit in force on a live device.
         uuid, mig, index: Identity of a live GPU; None or 0 otherwise.

@@ -54,7 +54,7 @@ def device(name: str | None = None) -> Device:
     Raises:
         DeviceNotAvailable: If the name means a live device that is not in this machine.
         InvalidArgument: If several devices of the catalogue have the name, or the file describes no device.
-        UnknownName: If no device has it.
+        UnknownName: If no device has that name.
         DeviceFailed: If there is a GPU driver and it does not work.
 
     Example:

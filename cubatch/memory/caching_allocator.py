@@ -204,7 +204,7 @@ def _page(block: Block) -> int:
 
 
 def _expanded(block: Block) -> int:
-    """Return the size of a block with the gap behind it."""
+    """Return the bytes of a block, with those of the gap behind it, if there is one."""
     return block.size + (block.after.size if block.after is not None and block.after.is_gap else 0)
 
 

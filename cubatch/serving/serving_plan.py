@@ -199,7 +199,7 @@ class ServingPlan(Shown):
             deployment: Name of the class with the method that `@serve.batch` decorates.
 
         Raises:
-            InvalidArgument: If it is no name of a class, or the plan has not `closes_while_busy`.
+            InvalidArgument: If `deployment` is no name of a class, or the plan's `closes_while_busy` is False.
         """
         if not self.closes_while_busy:
             remedy = "Plan with closes_while_busy=True: Ray Serve fills no batch while it waits for an instance."

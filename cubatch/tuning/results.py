@@ -418,7 +418,7 @@ class TuningResult(BatchSizeResult):
             source: Path of the file, for errors.
 
         Raises:
-            InvalidData: If it is no JSON, of another schema, or a field is missing or invalid.
+            InvalidData: If `text` is no JSON, has another schema, or lacks a field or has an invalid one.
         """
         return cls.from_mapping(_parse(text, source), source=source)
 
@@ -461,7 +461,7 @@ class TuningResult(BatchSizeResult):
             within: Largest share of the best throughput that a size other than the recommended one may cost.
 
         Raises:
-            InvalidArgument: If it is no share from 0 to below 1.
+            InvalidArgument: If `within` is no share from 0 to below 1.
 
         Example:
             >>> from cubatch.tuning.tune import autotune

@@ -59,7 +59,7 @@ def vendor_parts(
 
     Args:
         calls: The calls, with extents by batch size.
-        scales: Factors on the GPU's times.
+        scales: Factors on the predicted seconds of arithmetic and of bytes, from the GPU's measurements.
         notes: Notes on the accuracy are appended.
     """
     tensor = bool(has_tensor_cores(device, dtype))

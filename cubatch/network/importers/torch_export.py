@@ -50,7 +50,8 @@ def from_torch(module: Any, input_shape: tuple[int, ...] = (3, 224, 224), *, opa
 
     Raises:
         UnsupportedOperator: If an operator has no layer, and opaque is False; it names the operator and its place.
-        InvalidArgument: If it is not a module, cannot be traced with that shape, or has another number of outputs.
+        InvalidArgument: If `module` is no initialized module, cannot be traced, or has not exactly one output; if
+            `input_shape` is no shape of a sample.
         MissingDependency: If PyTorch is not installed.
 
     Example:
