@@ -37,7 +37,7 @@ Array = NDArray[np.float64]
 TIMING_SD, HOST_TRIAL_SD, PRIOR_WEIGHT = 0.005, 0.02, 4
 """Standard deviation between timings, and between trials on a GPU; between trials on a CPU.  They are shares, assumed
 before anything is measured, and count as this number of observations."""
-SLOPE_SD = 0.25  # of slope(n) around the common slope, and of the common slope around 1, before anything is measured
+SLOPE_SD = 0.5  # of slope(n) around the common slope, and of the common slope around 1, before anything is measured
 LEAST_SD = 0.001  # hardware repeats no timing more closely
 OUTLIER_SHARE, HOST_OUTLIER_SHARE, OUTLIER_SD = 0.002, 0.03, 0.3  # of timings by events, by the host clock; how far off
 LEAST_SPAN, FOLLOWS = 4.0, 0.3  # factor between sizes, exponent of the reference in them: a host drifts by far less
