@@ -21,6 +21,7 @@ from cubatch.hardware.facts import Device
 from cubatch.kernels.cost_model import blocks
 from cubatch.kernels.problem import Problem
 from cubatch.kernels.ranking import SplitKernel, of_phases, ranked, slices
+from cubatch.kernels.transposing import is_transposing, part_of, ranking_transposed
 from cubatch.kernels.variant import Kernel, kernels
 
 Which = Literal["chosen", "ranked", "all"]
@@ -93,6 +94,8 @@ class Way:
             kernel = ranked(problem, device)[0]
             if self.wanted is not None and self.wanted.operation in {problem.operation, f"{problem.operation}_phases"}:
                 kernel = self.wanted
+            elif self.wanted is not None and is_transposing(problem, self.wanted):
+                kernel, problem = self.wanted, part_of(problem)
             return SplitKernel.modelled(problem, kernel, device)
 
         context = Context(self.device, tracer, choose, tf32=self.case.dtype == "tf32")
@@ -116,6 +119,9 @@ class Way:
         problem = launch.problem
         if launch.kernel.family != "hopper" or problem is None:
             return None
+        if is_transposing(problem, launch.kernel):  # each launch computes all tiles of a part of gemm_k
+            part = part_of(problem)
+            return blocks(part, launch.kernel) * slices(part, launch.kernel, self.device)
         tiles = blocks(problem, launch.kernel) * slices(problem, launch.kernel, self.device)
         # The phases of a strided gradient are launches of up to four, of nearly the same size.
         same = [other for other in self.launches if other.kernel is launch.kernel and other.problem is problem]
@@ -123,11 +129,16 @@ class Way:
 
     @property
     def label(self) -> str:
-        """Family, tile and vector of the main kernel, and "phases" for a variant of `ranking.of_phases`."""
+        """
+        Family, tile and vector of the main kernel.
+
+        "phases" follows for a variant of `ranking.of_phases`, "transposed" if both operands are transposed first.
+        """
         main = self.main
+        is_transposed = any(is_transposing(problem, main) for problem in self.problems)
         vector = f"v{main.vector}" if main.vector > 1 and main.winograd is None else ""
-        parts = main.family, main.tile_name, vector, "phases" if main.finishes_phases else ""
-        return " ".join(part for part in parts if part)
+        other = "phases" if main.finishes_phases else "transposed" if is_transposed else ""
+        return " ".join(part for part in (main.family, main.tile_name, vector, other) if part)
 
 
 def ways(case: Case, device: Device, variants: Which = "chosen", without: Collection[str] = ()) -> list[Way]:
@@ -146,6 +157,7 @@ def ways(case: Case, device: Device, variants: Which = "chosen", without: Collec
     if variants == "ranked":
         kernels = [kernel for kernel in kernels if kernel.family in TENSOR_FAMILIES] or kernels
     kernels += [other for kernel in kernels if (other := of_phases(first.problems[0], kernel))]
+    kernels += [kernel for *_, kernel in ranking_transposed(first.problems[0], device) if kernel.family not in without]
     chosen = [Way(case, device, kernel) for kernel in (kernels[:1] if variants == "chosen" else kernels)]
     if variants == "all" and hasattr(_naive(Context(device, Tracer())), case.operation) and _is_plain(case):
         chosen.append(Way(case, device, is_naive=True))

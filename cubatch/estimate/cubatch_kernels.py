@@ -10,6 +10,7 @@ on mma.sync, and products on Hopper.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Container, Sequence
 
 import attrs
@@ -24,6 +25,7 @@ from cubatch.kernels import attention_launches, winograd_plan
 from cubatch.kernels.cost_model import blocks, tile_of
 from cubatch.kernels.problem import Problem, problem_of
 from cubatch.kernels.ranking import ranking
+from cubatch.kernels.transposing import part_of, ranking_transposed
 from cubatch.kernels.variant import Kernel
 from cubatch.kernels.workspace.misc import merged_tiles
 from cubatch.network.layer import Layer
@@ -88,6 +90,7 @@ def pass_seconds(
     On Hopper products take longer, as measured on an H200: arithmetic by family, bytes by 1 / 0.75.  A filter's
     gradient with a bias reads the outputs' gradient once more.  Winograd's algorithm has fewer FLOP than the layer, and
     its transforms take clocks.  Tensor cores wait while an epilogue computes slopes.  An unknown peak rate is no bound.
+    If transposing both operands first takes less time, that time is returned, because steps compare both.
 
     Returns:
         Seconds, kernel name ("bytes" for a pass that only moves data), and blocks of its grid (0 for "bytes"), each by
@@ -125,12 +128,13 @@ def pass_seconds(
             continue
         again = n * _outputs(layer) if pass_ is Pass.WGRAD and "b" in layer.parameter_shapes else 0
         per_second = device.peak_bytes_per_second / BYTES_PER_ELEMENT[dtype] / scales.memory
-        times, share = _measured(device, product.kernel.family)
-        arithmetic, elements, launches = product.seconds, 0.0, 0
+        elements, launches = 0.0, 0
         if curved:
             clocks, elements, launches = _slope(layer, n, product, device, summed=summed)
-            arithmetic += clocks / device.clock_hz
-        longest = max(scales.compute * times * arithmetic, moved / per_second / share)
+            product = attrs.evolve(product, seconds=product.seconds + clocks / device.clock_hz)
+        both = product, counted(layer, pass_, n, device, dtype, is_transposing=True)
+        timed = [(_product_seconds(each, moved, per_second, device, scales), each) for each in both if each]
+        longest, product = min(timed, key=operator.itemgetter(0))
         if curved:
             longest += elements / per_second / MOVED_SHARE + launches * LAUNCH_SECONDS
         elif summed:
@@ -150,26 +154,46 @@ class Counted:
     blocks: int  # blocks of its grid
     seconds: float  # the longer of its clocks at the boost clock and its FLOP at the peak rate
     is_whole: bool = True  # whether it is one launch that neither splits gemm_k nor has phases
+    moved: int = 0  # elements that are read and written to transpose operands before it
+    launches: int = 0  # further launches: transpositions, and those of later parts of gemm_k
 
 
 def counted(
-    layer: Layer, pass_: Pass, batch_size: int, device: Device, dtype: str, *, among: Container[str] | None = None
-) -> Counted | None:
+    layer: Layer, pass_: Pass, batch_size: int, device: Device, dtype: str, *, among: Container[str] | None = None,
+    is_transposing: bool = False,
+) -> Counted | None:  # fmt: skip
     """
     Return the kernel ranked first for a pass, with its blocks and the seconds of its arithmetic.
 
-    The result is None for a pass that only moves bytes.  `among` holds the names of the kernels that may be returned,
-    at least one of which runs the pass; None: all.
+    The result is None for a pass that only moves bytes, or if there is no such kernel.
+
+    Args:
+        among: Names of the kernels that may be returned; None: all.
+        is_transposing: Whether both operands are transposed first: see `kernels.transposing`.
     """
     problem = problem_of(layer, pass_, batch_size, dtype)
     if problem is None:
         return None
-    ranked = ranking(problem, device)
-    clocks, parts, kernel = next(each for each in ranked if among is None or each[2].name in among)
+    ranked = ranking_transposed(problem, device) if is_transposing else ranking(problem, device)
+    best = next((each for each in ranked if among is None or each[2].name in among), None)
+    if best is None:
+        return None
+    clocks, parts, kernel = best
     flops = _flops(layer, pass_, batch_size, problem, kernel)
     peak = device_arithmetic.peak_flops_per_second(device, dtype) or math.inf
     seconds = max(clocks / (device.clock_hz or math.inf), flops / peak)
-    return Counted(kernel, blocks(problem, kernel) * parts, seconds, parts == problem.phases == 1)
+    product = Counted(kernel, blocks(problem, kernel) * parts, seconds, parts == problem.phases == 1)
+    if not is_transposing:
+        return product
+    launches = 3 * -(-problem.k // part_of(problem).k)
+    return attrs.evolve(product, moved=2 * (problem.m + problem.n) * problem.k, launches=launches - 1)
+
+
+def _product_seconds(product: Counted, moved: int, per_second: float, device: Device, scales: Scales) -> float:
+    """Return the seconds of a product that moves `moved` elements, without its first launch."""
+    times, share = _measured(device, product.kernel.family)
+    longest = max(scales.compute * times * product.seconds, moved / per_second / share)
+    return longest + product.moved / per_second / MOVED_SHARE + product.launches * LAUNCH_SECONDS
 
 
 def was_timed(device: Device) -> bool:

@@ -2,9 +2,9 @@
 Choose the variant that runs each product of a network: ranked by cost, the first few timed, winners kept in a file.
 
 The cost model finds variants that are far too slow, but not the fastest of the others.  So the first few of the ranking
-are timed on the arrays of the problem.  The fastest is also timed with fewer and with more slices of gemm_k, and
-compared with its variant that stores phases of a strided gradient.  Time depends on the number of blocks on the busiest
-SM, so a winner is used for every batch size with the same number.
+are timed on the arrays of the problem.  The fastest is also timed with fewer and with more slices of gemm_k.  It is
+compared with its variant that stores phases of a strided gradient, and with one whose operands are transposed first.
+Time depends on the number of blocks on the busiest SM, so a winner is used for every batch size with the same number.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from cubatch.hardware.waves import busiest_sm_blocks
 from cubatch.kernels.cost_model import blocks
 from cubatch.kernels.problem import Problem
 from cubatch.kernels.ranking import Prepare, SplitKernel, of_phases, other_slices, ranking
+from cubatch.kernels.transposing import ranking_transposed
 from cubatch.kernels.variant import Kernel
 
 CONTENDERS = 4
@@ -306,10 +307,15 @@ def _others(problem: Problem, kernel: Kernel, device: Device) -> dict[str, Split
     Return other ways to run a variant, each of which may be missing.
 
     They are about half and twice the slices, by its name and "/2" or "*2", and `of_phases` by its name and "phases".
+    The first of `ranking_transposed` has its name and "transposed".
     """
     counts, phased = other_slices(problem, kernel, device), of_phases(problem, kernel)
     others = {f"{kernel.name} {side}": SplitKernel(kernel, count) for side, count in counts.items()}
-    return others if phased is None else others | {f"{kernel.name} phases": SplitKernel(phased)}
+    if phased is not None:
+        others[f"{kernel.name} phases"] = SplitKernel(phased)
+    for _, count, first in ranking_transposed(problem, device)[:1]:
+        others[f"{kernel.name} transposed"] = SplitKernel(first, count)
+    return others
 
 
 def _grown(problem: Problem) -> int:

@@ -29,11 +29,14 @@ LEAST_DEPTH = 512
 MOST_PARTIAL_BYTES = 1 << 26
 """Most scratch memory of a split product's partial sums: the L2 cache of a large GPU."""
 
-MOST_TRANSPOSED_BYTES = 1 << 26
-"""Most scratch memory of an operand that is transposed before it is multiplied."""
+MOST_TRANSPOSED_BYTES = 1 << 29
+"""Most scratch memory of operands that are transposed before they are multiplied."""
 
 MOST_IN_YZ = 65535
 """Most blocks of a grid in y, and in z."""
+
+MOST_TRANSPOSED_ROWS = 32 * MOST_IN_YZ
+"""Most rows of a matrix that is transposed: a block of kernels/misc/layout.cu takes 32."""
 
 _TERM_BYTES = 2  # of a residual element in the ring: ADDS_TILES of kernels/hopper/walk.cuh
 
@@ -46,7 +49,6 @@ _MOST_SLICES = 384  # two per SM of the largest GPUs, rounded up
 _MOST_COUNTED = (1 << 31) - (1 << 10)  # kernels/hopper count in 32 bits, up to the end of a tile
 _LIMIT = 1 << 31
 _FLOAT_BYTES = 4
-_MOST_TRANSPOSED_ROWS = 32 * MOST_IN_YZ  # a block of kernels/misc/layout.cu takes 32
 _TRANSPOSED = ("gemm_nn", "conv2d_dgrad")  # operations whose B is not contiguous along gemm_k
 
 
@@ -147,7 +149,7 @@ def _family_without(problem: Problem) -> str:
     counted = all(0 < extent < _MOST_COUNTED for extent in (problem.m, problem.n, problem.k))
     transposed = _transposed(problem)
     rows = problem.k * problem.phases if transposed else 0
-    fits = transposed <= MOST_TRANSPOSED_BYTES and rows <= _MOST_TRANSPOSED_ROWS
+    fits = transposed <= MOST_TRANSPOSED_BYTES and rows <= MOST_TRANSPOSED_ROWS
     return "" if problem.tensor_copies and problem.groups == 1 and counted and fits else "hopper"
 
 

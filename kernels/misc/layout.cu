@@ -3,7 +3,7 @@
 // layout — copies of operands into the layout that a product needs.
 //
 //   copy_filter      filters (k, r, s, c) into those over patches of pixels with wider channels, or back (3 and 4, 3 and 16)
-//   transpose        (rows, columns) to (columns, rows): operand B of a tf32 product that does not lie along gemm_k
+//   transpose        (rows, columns) to (columns, rows): operands of a tf32 product that do not lie along gemm_k
 //
 // A transposition goes through a tile of 32 x 32 in shared memory, one element wider than that, so that both sides are
 // read and written along their contiguous axis without bank conflicts.

@@ -13,6 +13,7 @@ from cubatch.engine.native.context import Context
 from cubatch.hardware import catalogue
 from cubatch.kernels import variant
 from cubatch.kernels.ranking import SplitKernel, of_phases
+from cubatch.kernels.transposing import part_of
 from tests.cpusim import building
 from tests.cpusim.simulator import Simulator
 from tests.gpu.here import first_gpu
@@ -65,8 +66,10 @@ def chooser(
     """
     Choose the tile that a type is tested with, the swapped one, or another; its slices, None: by the model.
 
-    `phased` is whether the phases of a stride are finished in registers.
+    `phased` is whether the phases of a stride are finished in registers. Both operands of "tn" are transposed in tf32.
     """
+    if (problem.operation, problem.dtype) == ("gemm_tn", "tf32"):
+        problem = part_of(problem)
     usual = TF32_TILES[problem.operation] if problem.dtype == "tf32" else TILES[problem.dtype]
     if swapped:
         usual = SWAPPED[problem.dtype]

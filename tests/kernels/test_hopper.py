@@ -39,10 +39,11 @@ def products(draw):
     Rows of whole 16 bytes, all else odd; k goes around the ring, and m beyond two tiles.
     """
     dtype, layout = draw(st.sampled_from([
-        *itertools.product(("float16", "bfloat16"), ("nn", "nt", "tn")), ("float32", "nn"), ("float32", "nt"),
+        *itertools.product(("float16", "bfloat16", "float32"), ("nn", "nt", "tn")),
     ]))  # fmt: skip
     swapped = layout != "tn" and draw(st.booleans())
-    rows = {"m": layout[0] == "t", "n": layout[1] == "n", "k": "n" in layout[0] or "t" in layout[1]}
+    along_k = layout != "tn" or dtype == "float32"  # whose operands are transposed first
+    rows = {"m": layout[0] == "t", "n": layout[1] == "n", "k": along_k}
     extents = {"m": 1100, "n": 150, "k": 400} if swapped else {"m": 300, "n": 290, "k": 600}
     units = {name: (4 if dtype == "float32" else 8) if rows[name] else 1 for name in extents}
     drawn = (units[name] * draw(st.integers(1, most // units[name])) for name, most in extents.items())
@@ -220,6 +221,12 @@ def test_wgrad_stays_within_the_rounding_of_its_sums(launcher, convolution, seed
     passes(launcher, dtype, seed).wgrad(drawn)
 
 
+@pytest.mark.parametrize("adds", [False, True])
+def test_the_filters_gradient_of_a_1x1_convolution_is_transposed_in_tf32(launcher, adds):
+    """Its operands have a row for each pixel, and its result has four axes."""
+    passes(launcher, "float32").wgrad(cases.Conv(n=3, h=6, w=10, c=36, k=140, r=1, s=1), adds=adds)
+
+
 @pytest.fixture
 def walks(monkeypatch):
     """Return a list that receives how each launch walks over its tiles."""
@@ -310,10 +317,10 @@ def test_a_residual_takes_the_ring_where_it_can(launcher, walks):
 
 @pytest.mark.parametrize(
     ("extents", "taken"),
-    [((64, 4096, 4096), True), ((64, 4096, 4100), False), ((64, 4, 32 * 65535), True), ((64, 4, 32 * 65536), False)],
+    [((64, 8192, 16384), True), ((64, 8192, 16388), False), ((64, 4, 32 * 65535), True), ((64, 4, 32 * 65536), False)],
 )
 def test_a_large_operand_is_not_transposed(extents, taken):
-    """Tf32 wants b along gemm_k: a copy of up to 64 MiB, of rows that a grid's second axis has."""
+    """Tf32 wants b along gemm_k: a copy of up to 512 MiB, of rows that a grid's second axis has."""
     problem = Problem("gemm_nn", "tf32", *extents, vector=4)
     assert ("hopper" in {found.family for found in ranked(problem, H200)}) == taken
     assert "hopper" in {found.family for found in ranked(attrs.evolve(problem, dtype="float16", vector=8), H200)}

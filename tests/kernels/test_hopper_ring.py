@@ -15,6 +15,7 @@ import pytest
 
 from cubatch.engine.native import conv, gemm
 from cubatch.engine.native.operands import Fused
+from cubatch.kernels import transposing
 from cubatch.kernels.workspace.product_scratch import product_workspace
 from tests.checks import assert_within
 from tests.cpusim import building
@@ -136,6 +137,31 @@ def test_slices_and_a_transposed_operand_share_the_workspace_that_is_planned(lau
     want, magnitude = a.astype(np.float64) @ b, abs(a.astype(np.float64)) @ abs(b)
     assert_within(launcher.get(out), want, bound(2052 + seen[0], magnitude, want, "float32"), axes="mn")
     assert np.array_equal(launcher.get(workspace)[: b.nbytes].view(np.float32).reshape(24, 2052), b.T)
+
+
+@pytest.mark.parametrize("slices", [None, 4])
+def test_both_operands_are_transposed_in_parts_of_gemm_k(launcher, monkeypatch, slices):
+    """
+    Of tf32: three parts, the last one shorter, and a residual, in as many bytes as the plan has.
+
+    With four slices, for which more is allocated, two of the last part have no step, and the residual is the output.
+    """
+    m, n, k = 516, 520, 300
+    monkeypatch.setattr(transposing, "MOST_TRANSPOSED_BYTES", 4 * (m + n) * 128)
+    recording = hopper_cases.Recording(launcher.launcher)
+    where = attrs.evolve(context(launcher, slices=slices), launcher=recording)
+    a, b, added = (cases.drawn(rng(7 + i), shape) for i, shape in enumerate(((k, m), (k, n), (m, n))))
+    left, right, residual = (launcher.put(array) for array in (a, b, added))
+    out = residual if slices else launcher.unwritten((m, n), np.float32)
+    planned = product_workspace(gemm.gemm_problem(where, left, right, layout="tn"), where.device)
+    assert planned == 4 * (m + n) * 128
+    workspace = None if slices else launcher.unwritten((planned,), np.uint8)
+    gemm.gemm(where, left, right, layout="tn", out=out, workspace=workspace, fused=Fused(residual=residual))
+    part = ["transpose", "transpose", "gemm_nt", *["split_k_reduce"] * bool(slices)]
+    assert recording.operations == 3 * part
+    a, b, added = (array.astype(np.float64) for array in (a, b, added))
+    want, magnitude = a.T @ b + added, abs(a).T @ abs(b) + abs(added)
+    assert_within(launcher.get(out), want, bound(k + 3 * (slices or 1), magnitude, want, "float32"), axes="mn")
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES)

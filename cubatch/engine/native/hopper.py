@@ -2,7 +2,7 @@
 Launches of kernels/hopper: tensor maps of the operands, and the order of a persistent grid over tiles and gemm_k.
 
 `product` chooses the variant and calls `launch`; `tensor_map.can_gather` decides whether the maps exist. In tf32,
-`product` transposes B first unless it is contiguous along gemm_k.
+`product` first transposes operands that are not contiguous along gemm_k.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from cubatch.kernels.problem import Problem, vectors
 from cubatch.kernels.ranking import MOST_IN_YZ, SplitKernel, can_run, transposed_bytes
 from cubatch.kernels.structs import CONV, OUTPUT, PRODUCT
 from cubatch.kernels.tensor_map import gathered
+from cubatch.kernels.transposing import is_transposing, operand_bytes, part_of
 from cubatch.kernels.workspace.product_scratch import product_workspace
 
 PIECE = 4
@@ -109,9 +110,9 @@ def _run_what_is_taken(context: Context, operands: Operands, *, try_out: bool) -
     problem, plain = operands.problem, operands
     if operands.fused.sums is not None:
         plain = attrs.evolve(operands, fused=attrs.evolve(operands.fused, sums=None))
-    chosen = context.choose(problem, (lambda split: _launch(context, split, plain)) if try_out else None)
+    chosen = context.choose(problem, (lambda split: _launch_in_parts(context, split, plain)) if try_out else None)
     try:
-        return _launch(context, chosen, operands)
+        return _launch_in_parts(context, chosen, operands)
     except DeviceFailed as error:
         family, shape = chosen.kernel.family, operands.shape
         overlaps = shape is not None and gathered(shape)[0] is not shape
@@ -120,7 +121,7 @@ def _run_what_is_taken(context: Context, operands: Operands, *, try_out: bool) -
             raise
         _log.warning("%s; kernels/%s is not used any more%s", error, family, f" for {problem}" if overlaps else "")
         context.refused.add(refused)
-        return _launch(context, context.choose(problem), operands)
+        return _launch_in_parts(context, context.choose(problem), operands)
 
 
 def _launch(context: Context, split: SplitKernel, operands: Operands) -> int:
@@ -180,6 +181,36 @@ def _launch(context: Context, split: SplitKernel, operands: Operands) -> int:
         owned = _REDUCED_OF_MANY if count >= _MANY_SLICES else _REDUCED
         context.run("split_k_reduce", out, (-(-out.size // owned), 1, 1), *ends, partials, output)
     return summed_tiles
+
+
+def _launch_in_parts(context: Context, split: SplitKernel, operands: Operands) -> int:
+    """
+    Launch a variant as `_launch`; a "gemm_nt" computes a "gemm_tn" after both operands have been transposed.
+
+    One part of gemm_k after another is transposed and multiplied. Each adds its sums to those of the parts before it.
+    Return the tiles of rows of which `Fused.sums` has sums, as `_launch`; 0 after transposing.
+    """
+    problem, out, fused = operands.problem, operands.out, operands.fused
+    if not is_transposing(problem, split.kernel):
+        return _launch(context, split, operands)
+    part, held = part_of(problem), operand_bytes(problem)
+    sums = 4 * split.slices * out.size if split.slices > 1 else 0  # a forced variant may need more than the plan has
+    workspace = take_workspace(operands.workspace, out, held + max(product_workspace(part, context.device), sums))
+    for first in range(0, problem.k, part.k):
+        k = min(part.k, problem.k - first)
+        transposed, start = list[Any](), 0
+        for array in (operands.a, operands.b):
+            rows = array.reshape(problem.k, -1)[first : first + k]
+            room = floats(workspace, rows.size, start=start).reshape(-1, k)
+            transposed.append(transpose(context, rows, out=room))
+            start += rows.size
+        a, b = transposed
+        of_part = attrs.evolve(
+            operands, problem=attrs.evolve(part, k=k), a=a, b=b, fused=fused, shape=None, workspace=workspace[held:]
+        )
+        _launch(context, split, of_part)
+        fused = attrs.evolve(fused, residual=out)
+    return 0
 
 
 def _moments(fused: Fused, count: int, size: int) -> Any:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import attrs
+
 from cubatch.hardware.facts import Device
 from cubatch.kernels import winograd_plan
 from cubatch.kernels.padding import filter_bytes, widened
 from cubatch.kernels.problem import Problem, conv2d_problem, vectors
 from cubatch.kernels.ranking import fitting, most_partial_bytes, transposed_bytes
+from cubatch.kernels.transposing import may_transpose, operand_bytes
 from cubatch.kernels.workspace.misc import column_sums_workspace
 from cubatch.network.passes import Pass, product_extents
 from cubatch.network.windows import ConvShape
@@ -16,7 +19,7 @@ def product_workspace(problem: Problem, device: Device) -> int:
     """
     Return the most bytes of scratch memory that any variant needs for a product.
 
-    Scratch memory holds partial sums of slices of gemm_k, a transposed operand and Winograd tiles.  It suffices for
+    Scratch memory holds partial sums of slices of gemm_k, transposed operands and Winograd tiles.  It suffices for
     every smaller batch too. Larger batches are split into fewer slices, and a plan that shrank as the batch grew would
     have no largest batch.
 
@@ -24,12 +27,16 @@ def product_workspace(problem: Problem, device: Device) -> int:
         problem: The product, with the widest load that its extents allow.
         device: A GPU of known compute capability.
     """
-    return max(
+    needed = max(
         most_partial_bytes(problem, kernel)
         + transposed_bytes(problem, kernel)
         + winograd_plan.workspace_bytes(problem, kernel)
         for kernel in fitting(problem, device)
     )
+    if may_transpose(problem, device):
+        product = attrs.evolve(problem, operation="gemm_nt")
+        needed = max(needed, operand_bytes(problem) + product_workspace(product, device))
+    return needed
 
 
 def conv2d_workspace(pass_: Pass, shape: ConvShape, samples: int, dtype: str, device: Device) -> int:

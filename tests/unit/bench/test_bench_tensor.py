@@ -9,6 +9,8 @@ from cubatch.bench import cases, check, measure, rivals, target
 from cubatch.bench.implementations import TENSOR_FAMILIES
 from cubatch.engine import functional
 from cubatch.hardware import catalogue
+from cubatch.kernels.problem import Problem
+from cubatch.kernels.transposing import ranking_transposed
 from cubatch.network import layers
 from cubatch.network.passes import Pass
 from tests.cpusim import building
@@ -235,6 +237,21 @@ def test_blocks_that_share_tiles_are_judged_by_their_tiles():
     assert (launch.grid, launch.tiles, launch.busiest_sm_blocks) == ((132, 1, 1), rows * columns, 2)
     assert launch.fill == pytest.approx(196 / 264)
     assert all(launch.tiles is None for entry in entries for launch in entry.launches if "hopper" not in launch.kernel)
+
+
+def test_a_product_whose_operands_are_transposed_is_timed_too():
+    """Two parts of gemm_k, each of 72 tiles in slices; without the family there is none."""
+    problem = Problem("gemm_tn", "tf32", 768, 3072, 50432, vector=4)
+    case = cases.gemm(problem.m, problem.n, problem.k, dtype="tf32", layout="tn")
+    entries = measure.plan(case, H200, variants="ranked", compiled=False).entries
+    (entry,) = (entry for entry in entries if entry.label == "hopper 128x256x32 v4 transposed")
+    products = [launch for launch in entry.launches if "hopper" in launch.kernel]
+    slices = next(count for _, count, kernel in ranking_transposed(problem, H200) if kernel.name == entry.name)
+    assert [launch.tiles for launch in products] == [6 * 12 * slices] * 2
+    assert sum("transpose" in launch.kernel for launch in entry.launches) == 4
+    assert {each.label.split()[0] for each in entries} == {"mma", "hopper"}
+    kept = measure.plan(case, H200, variants="ranked", without=["hopper"], compiled=False).entries
+    assert {each.label.split()[0] for each in kept} == {"mma"}
 
 
 def test_where_tensor_cores_cannot_run_it_the_others_are_timed():

@@ -23,7 +23,10 @@ from cubatch.estimate.step import predict_step
 from cubatch.hardware import arithmetic, catalogue
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, DTYPES
 from cubatch.kernels import cost_model
+from cubatch.kernels.problem import problem_of
+from cubatch.kernels.ranking import ranking
 from cubatch.kernels.resources import Recorded
+from cubatch.kernels.transposing import ranking_transposed
 from cubatch.network import models
 from cubatch.network.layers import Attention, BatchNorm2d, Conv2d, Flatten, Linear, ReLU
 from cubatch.network.passes import Pass
@@ -204,6 +207,22 @@ def test_the_kernel_that_is_named_is_one_of_the_gpu(name, dtype, family):
     """CUDA cores before Volta, its own tensor cores there, wgmma on Hopper."""
     _, (kernel,), _ = pass_seconds(GO, Pass.FPROP, [256], catalogue.find(name), dtype)
     assert f"_{family}_" in kernel
+
+
+@pytest.mark.parametrize(("c", "n", "parts"), [(3072, 256, 2), (512, 128, 1)])
+def test_a_filters_gradient_in_tf32_takes_the_faster_of_two_ways(c, n, parts):
+    """By mma.sync as it is, or transposed in parts and then by wgmma, with factors by hand: only the wide one gains."""
+    layer, device, k = Linear(h=197, w=1, c=c, k=768, bias=False), catalogue.find("h200-sxm"), 197 * n
+    problem = problem_of(layer, Pass.WGRAD, n, "tf32")
+    usual, (clocks, slices, kernel) = ranking(problem, device)[0], ranking_transposed(problem, device)[0]
+    moved = 2 * 4 * (c + 768) * k / (MOVED_SHARE * device.peak_bytes_per_second)
+    transposed = 1.45 * clocks / device.clock_hz + moved + (3 * parts - 1) * LAUNCH_SECONDS
+    ways = [2.0 * usual[0] / device.clock_hz, transposed]
+    ((seconds,), (name,), (blocks,)) = pass_seconds(layer, Pass.WGRAD, [n], device, "tf32")
+    assert seconds == pytest.approx(min(ways) + LAUNCH_SECONDS, rel=1e-9)
+    assert (ways[1] < ways[0]) == (c == 3072) == (name == kernel.name)
+    if name == kernel.name:
+        assert blocks == slices * cost_model.blocks(problem, kernel)
 
 
 @pytest.mark.parametrize("pass_", list(Pass))

@@ -14,6 +14,7 @@ from cubatch.kernels import choice as choices
 from cubatch.kernels.choice import TimedChoice, Winners
 from cubatch.kernels.problem import Problem
 from cubatch.kernels.ranking import SplitKernel, of_phases, other_slices, ranked, ranking
+from cubatch.kernels.transposing import ranking_transposed
 from cubatch.kernels.variant import kernels
 from cubatch.measure import kernel_context
 from tests.unit.launch_fakes import FakeDevice
@@ -146,6 +147,20 @@ def test_phases_are_finished_in_registers_where_that_is_faster(is_faster):
     assert choice(device, kept)(problem, h200, device.prepare) == chosen
     assert {name for name in device.launched if "_phases_" in name} == {phased.name}
     assert choice(FakeDevice({}), kept)(problem, h200, device.prepare) == chosen
+
+
+@pytest.mark.parametrize("is_faster", [False, True])
+def test_operands_are_transposed_where_that_is_faster(is_faster):
+    """The usual variants are timed as before; the best of the others is timed against the fastest, or not chosen."""
+    h200, problem = catalogue.find("h200-sxm"), Problem("gemm_tn", "tf32", 768, 3072, 25216, vector=4)
+    usual, best = ranked(problem, h200), SplitKernel.modelled(problem, ranked(problem, h200)[0], h200)
+    _, slices, first = ranking_transposed(problem, h200)[0]
+    device = FakeDevice({best.kernel.name: 2e-3, first.name: 1e-3 if is_faster else 3e-3})
+    chosen, kept = SplitKernel(first, slices) if is_faster else best, winners()
+    assert choice(device, kept)(problem, h200, device.prepare) == chosen
+    assert set(device.launched) == {first.name, *(kernel.name for kernel in usual[: choices.CONTENDERS])}
+    assert choice(FakeDevice({}), kept)(problem, h200, device.prepare) == chosen
+    assert choice(FakeDevice({}))(problem, h200, None) == best
 
 
 def test_the_nearest_winner_holds_where_it_has_no_other_slices():
