@@ -28,8 +28,8 @@ _LEFT_OUT = {"type", "h", "w", "c", "k", "r", "s", "bias", "eps", "momentum"}
 """Fields of a layer that its name states in another way, or that change nothing that is measured."""
 
 _READ_TWICE = {
-    "batch_norm_train": ("x",), "batch_norm_backward": ("dy", "x"), "layer_norm_backward": ("dy", "x"),
-    "layer_scale_backward": ("dy",), "tokens_backward": ("dy",),
+    "batch_norm_train": ("x",), "batch_norm_backward": ("dy", "x"), "layer_scale_backward": ("dy",),
+    "tokens_backward": ("dy",),
 }  # fmt: skip
 """Operands that are needed whole for a sum before their first element is needed again."""
 

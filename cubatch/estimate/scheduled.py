@@ -2,8 +2,9 @@
 The passes of a step as the schedule runs them.
 
 A fused layer is no pass of its own: it costs what its neighbor additionally reads, and no launch.  The kernels of
-cubatch fuse more than an array library.  A sum of gradients costs what it moves, even if the pass after it is fused.
-The fold of batch norms, the loss and the optimizer are left out.
+cubatch fuse more than an array library.  Of a layer norm one kernel computes all gradients, in the input's pass.  A sum
+of gradients costs what it moves, even if the pass after it is fused.  The fold of batch norms, the loss and the
+optimizer are left out.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from cubatch.memory.plan import schedule_of
 from cubatch.memory.schedule_records import Op
 from cubatch.network.graph import Node, Spec, cached, layer_passes
 from cubatch.network.layer import Layer, without_bias
+from cubatch.network.layers import LayerNorm
 from cubatch.network.passes import Pass
 
 
@@ -68,7 +70,7 @@ def scheduled_passes(
             added[op.node.name] = added.get(op.node.name, 0) + 3 * math.prod(op.node.layer.output_shape)
         elif op.node is not None:
             ops[op.node.name, op.kind] = op
-    passes = []
+    passes: list[Scheduled] = []
     for node, pass_ in layer_passes(spec, mode):
         runs = ops.get((node.name, "forward" if pass_ is Pass.FPROP else "backward"))
         ending = runs.ending - {"folded"} if runs and pass_ is not Pass.WGRAD else frozenset()
@@ -81,7 +83,9 @@ def scheduled_passes(
         computed = runs.computed if runs else None
         if runs and runs.has_bias_gradient and pass_ is Pass.WGRAD:
             computed = without_bias(computed or node.layer)
-        is_done = runs is None or (summed and pass_ is Pass.WGRAD)
+        before = passes[-1].pass_ if passes else None
+        is_one = library == "cubatch" and isinstance(node.layer, LayerNorm) and before is Pass.DGRAD
+        is_done = runs is None or (pass_ is Pass.WGRAD and (summed or is_one))
         passes.append(Scheduled(node, pass_, not is_done, more, computed, summed, "curved" in ending))
     return tuple(passes)
 

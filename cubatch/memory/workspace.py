@@ -264,7 +264,7 @@ TABLE: dict[type[Layer], Row] = {
     layers.BatchNorm2d: Row(
         _by_position(Norm), _by_rows(misc.batch_norm_backward_workspace, misc.batch_norm_workspace)
     ),
-    layers.LayerNorm: Row(_by_position(RowNorm), _by_rows(misc.batch_norm_backward_workspace)),
+    layers.LayerNorm: Row(_by_position(RowNorm), _by_rows(misc.layer_norm_backward_workspace)),
     layers.LayerScale: Row(_layer_scale, _by_rows(misc.layer_scale_backward_workspace)),
     layers.ReLU: Row(_flag_or_draw, _no_bytes),
     **dict.fromkeys(

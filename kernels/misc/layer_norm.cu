@@ -6,16 +6,18 @@
 //   dx = inv_std * (g - mean(g) - xhat * mean(g * xhat)),  g = gamma * dy,  xhat = (x - mean) * inv_std
 //
 //   layer_norm            y, and in training statistics[2][rows] = mean and inv_std
-//   layer_norm_sums       partials[tile][2][C] = sums of dy * xhat and of dy over a tile of rows; without statistics
-//                         xhat is x.  batch_norm_backward_finish makes dgamma and dbeta of them
-//   layer_norm_backward   dx; layer_norm_backward_add: dx + residual, the gradient of other readers of x
+//   layer_norm_backward   dx; layer_norm_backward_add: dx + residual, the gradient of other readers of x.  Both also
+//                         partials[block][2][C] = sums of dy * xhat and of dy over the block's rows
+//   layer_norm_sums       the same of a tile of rows that are too long for shared memory; without statistics xhat is x
+//   batch_norm_backward_finish makes dgamma and dbeta of the partials
 //
 // A row is read once from memory and again from the cache.  The first mean is off by the rounding of a sum of x; the
 // second pass sums the deviations from it and their squares, which shows by how much, so that a mean of many deviations
-// costs no digits of the variance.
+// costs no digits of the variance.  The gradient takes the last rows first: the L2 cache still has those of dy.
 //
 //   grid    rows: some blocks for each SM (common/rows.cuh); sums: (tiles, ceil(C / (lanes * V))) (common/columns.cuh)
-//   needs   statistics and partials in float32; gamma and beta stored as activations are
+//   needs   statistics and partials in float32; gamma and beta stored as activations are; of gamma a gradient loads
+//           vectors too
 #include "common/columns.cuh"
 #include "common/rows.cuh"
 
@@ -85,73 +87,117 @@ layer_norm(const CB_ELEMENT* x, const CB_ELEMENT* gamma, const CB_ELEMENT* beta,
   }
 }
 
+// Floats of shared memory for the sums of a gradient's block: 48 KiB.  Rows of more threads than a warp leave the last
+// WARPS of them to combine_row.
+constexpr int ROW_SUMS = 12 * 1024;
+
+// Vectors of dy and x, and with ADDS of residual.
+template <int V, bool ADDS>
+struct Terms {
+  Vec<CB_ELEMENT, V> of[ADDS ? 3 : 2];
+};
+
 template <int V, bool ADDS>
 CB_DEVICE void row_gradients(const CB_ELEMENT* dy, const CB_ELEMENT* x, const CB_ELEMENT* gamma,
                              const float* statistics, [[maybe_unused]] const CB_ELEMENT* residual, CB_ELEMENT* dx,
-                             i64 num_rows, int channels, int lanes, float* shared) {
+                             float* partials, i64 num_rows, int channels, int lanes, float* shared) {
+  // The threads of a row have sums of their own, [2][V][vectors], of which a warp adds to one in each bank.
+  const int vectors = channels / V, places = THREADS / lanes * 2 * channels;
+  float *sums = shared + cb_thread() / lanes * 2 * channels, *combined = shared + ROW_SUMS - WARPS;
+  if (partials != nullptr) {
+    CB_NO_UNROLL
+    for (int i = cb_thread(); i < places; i += THREADS) shared[i] = 0.0f;
+    cb_sync();
+  }
   for_rows(num_rows, channels, lanes, [&](const RowWalk& at) {
-    const i64 begin = at.row * channels;
+    const i64 row = num_rows - 1 - at.row, begin = row * channels;
     const auto load = [&](int c) {
       return Pair<V>{cb_read<CB_ELEMENT, V>(dy + begin + c), cb_load<CB_ELEMENT, V>(x + begin + c)};
     };
-    const float mean = at.active ? statistics[at.row] : 0.0f;
-    const float inv_std = at.active ? statistics[num_rows + at.row] : 0.0f;
+    const float mean = at.active ? statistics[row] : 0.0f;
+    const float inv_std = at.active ? statistics[num_rows + row] : 0.0f;
     const float share = 1.0f / (float)channels;
     float sum = 0.0f, product = 0.0f;
     for_vectors<V>(at, load, [&](int c, const Pair<V>& loaded) {
-      float scale[V];
-      load_channels<V>(gamma + c, scale);
+      const Vec<CB_ELEMENT, V> scale = cb_load<CB_ELEMENT, V>(gamma + c);
+      float *own = sums + c / V, held[2][V] = {};  // all loads before the first store
+      if (partials != nullptr) {
+        CB_UNROLL
+        for (int i = 0; i < 2 * V; ++i) held[i / V][i % V] = own[i * vectors];
+      }
       CB_UNROLL
       for (int v = 0; v < V; ++v) {
-        const float error = to_float(loaded.dy.v[v]) * scale[v];
-        sum += error;
-        product = fmaf(error, (to_float(loaded.x.v[v]) - mean) * inv_std, product);
+        const float error = to_float(loaded.dy.v[v]), normed = (to_float(loaded.x.v[v]) - mean) * inv_std;
+        const float scaled = error * to_float(scale.v[v]);
+        sum += scaled;
+        product = fmaf(scaled, normed, product);
+        held[0][v] = fmaf(error, normed, held[0][v]);
+        held[1][v] += error;
+      }
+      if (partials != nullptr) {
+        CB_UNROLL
+        for (int i = 0; i < 2 * V; ++i) own[i * vectors] = held[i / V][i % V];
       }
     });
-    sum = combine_row(sum, lanes, shared, Sum()) * share;
-    product = combine_row(product, lanes, shared, Sum()) * share;
-    for_vectors<V>(at, load, [&](int c, const Pair<V>& loaded) {
-      float scale[V];
-      load_channels<V>(gamma + c, scale);
-      Vec<CB_ELEMENT, V> result, added = {};
-      if constexpr (ADDS) added = cb_read<CB_ELEMENT, V>(residual + begin + c);
+    sum = combine_row(sum, lanes, combined, Sum()) * share;
+    product = combine_row(product, lanes, combined, Sum()) * share;
+    const auto load_all = [&](int c) {
+      const Pair<V> loaded = load(c);
+      Terms<V, ADDS> terms = {loaded.dy, loaded.x};
+      if constexpr (ADDS) terms.of[2] = cb_read<CB_ELEMENT, V>(residual + begin + c);
+      return terms;
+    };
+    for_vectors<V>(at, load_all, [&](int c, const Terms<V, ADDS>& loaded) {
+      const Vec<CB_ELEMENT, V> scale = cb_load<CB_ELEMENT, V>(gamma + c);
+      Vec<CB_ELEMENT, V> result;
       CB_UNROLL
       for (int v = 0; v < V; ++v) {
-        const float linear = fmaf((to_float(loaded.x.v[v]) - mean) * inv_std, product, sum);
-        const float own = (to_float(loaded.dy.v[v]) * scale[v] - linear) * inv_std;
-        result.v[v] = from_float<CB_ELEMENT>(ADDS ? own + to_float(added.v[v]) : own);
+        const float linear = fmaf((to_float(loaded.of[1].v[v]) - mean) * inv_std, product, sum);
+        const float own = (to_float(loaded.of[0].v[v]) * to_float(scale.v[v]) - linear) * inv_std;
+        result.v[v] = from_float<CB_ELEMENT>(ADDS ? own + to_float(loaded.of[ADDS ? 2 : 0].v[v]) : own);
       }
       cb_write<CB_ELEMENT, V>(dx + begin + c, result);
     });
   });
+  if (partials == nullptr) return;
+  cb_sync();
+  CB_NO_UNROLL
+  for (int i = cb_thread(); i < 2 * channels; i += THREADS) {
+    float sum = 0.0f;
+    CB_NO_UNROLL
+    for (int place = i; place < places; place += 2 * channels) sum += shared[place];
+    const int at = i % channels;
+    partials[(i64)cb_block_x() * 2 * channels + i - at + at % vectors * V + at / vectors] = sum;
+  }
 }
 
 template <bool ADDS>
 CB_DEVICE void all_gradients(const CB_ELEMENT* dy, const CB_ELEMENT* x, const CB_ELEMENT* gamma,
-                             const float* statistics, const CB_ELEMENT* residual, CB_ELEMENT* dx, i64 num_rows,
-                             int channels, int lanes, int vector) {
-  CB_SHARED(float, shared, WARPS);
+                             const float* statistics, const CB_ELEMENT* residual, CB_ELEMENT* dx, float* partials,
+                             i64 num_rows, int channels, int lanes, int vector) {
+  CB_SHARED(float, shared, ROW_SUMS);
   if (vector > 1) {
-    row_gradients<WIDE, ADDS>(dy, x, gamma, statistics, residual, dx, num_rows, channels, lanes, shared);
+    row_gradients<WIDE, ADDS>(dy, x, gamma, statistics, residual, dx, partials, num_rows, channels, lanes, shared);
   } else {
-    row_gradients<1, ADDS>(dy, x, gamma, statistics, residual, dx, num_rows, channels, lanes, shared);
+    row_gradients<1, ADDS>(dy, x, gamma, statistics, residual, dx, partials, num_rows, channels, lanes, shared);
   }
 }
 
-// dx may be dy.
+// dx may be dy.  Without partials, which may be null, there are no sums.
 CB_KERNEL(THREADS, 3)
 layer_norm_backward(const CB_ELEMENT* dy, const CB_ELEMENT* x, const CB_ELEMENT* gamma, const float* statistics,
-                    CB_ELEMENT* dx, i64 num_rows, int channels, int lanes, int vector) {
+                    CB_ELEMENT* dx, float* partials, i64 num_rows, int channels, int lanes, int vector) {
   cb_dependent_launch();
-  all_gradients<false>(dy, x, gamma, statistics, nullptr, dx, num_rows, channels, lanes, vector);
+  all_gradients<false>(dy, x, gamma, statistics, nullptr, dx, partials, num_rows, channels, lanes, vector);
 }
 
-// dx may be dy or residual.
+// dx may be dy or residual; partials may be null.
 CB_KERNEL(THREADS, 3)
 layer_norm_backward_add(const CB_ELEMENT* dy, const CB_ELEMENT* x, const CB_ELEMENT* gamma, const float* statistics,
-                        const CB_ELEMENT* residual, CB_ELEMENT* dx, i64 num_rows, int channels, int lanes, int vector) {
+                        const CB_ELEMENT* residual, CB_ELEMENT* dx, float* partials, i64 num_rows, int channels,
+                        int lanes, int vector) {
   cb_dependent_launch();
-  all_gradients<true>(dy, x, gamma, statistics, residual, dx, num_rows, channels, lanes, vector);
+  all_gradients<true>(dy, x, gamma, statistics, residual, dx, partials, num_rows, channels, lanes, vector);
 }
 
 // A pair of vectors, and what belongs to their row.

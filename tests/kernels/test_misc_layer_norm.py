@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -24,11 +25,12 @@ def rows_of_channels(draw):
         "far": draw(st.sampled_from([0, 0, 8, 1000])),
         "shift": draw(st.sampled_from([0, 0, 1])),
         "reverses": draw(st.booleans()),
+        "sms": draw(st.sampled_from([1, 40])),
         "seed": draw(st.integers(0, 2**32 - 1)),
     }
 
 
-CHANNELS = st.sampled_from([1, 3, 8, 24, 40, 192, 250, 1032, 4100])
+CHANNELS = st.sampled_from([1, 3, 8, 24, 40, 192, 250, 768, 1032, 4100, 6144])
 
 
 def arrays_of(case):
@@ -102,7 +104,8 @@ def test_equal_values_have_no_deviation_however_large_they_are(launcher, channel
 def test_its_gradients_are_those_of_float64(launcher, case, over, adds):
     """
     From statistics that were kept in float32, which are the kernel's input: sums of c terms for dx, of the rows for
-    dgamma and dbeta; dx may be written over dy or another branch's gradient, which is added to it.
+    dgamma and dbeta; dx may be written over dy or another branch's gradient, which is added to it. With one SM a block
+    has several rows one after another.
     """
     case["far"] = min(case["far"], 8)
     x, dy, gamma_, _ = arrays_of(case)
@@ -116,7 +119,8 @@ def test_its_gradients_are_those_of_float64(launcher, case, over, adds):
     errors, residual = (place(launcher, each, case["shift"]) for each in (dy, other))
     outs = {"dy": errors, "residual": residual}
     dx = outs[over] if over else room(launcher, x.shape, x.dtype, case["shift"])
-    context = launcher.context(reverses_sums=case["reverses"])
+    device = attrs.evolve(launcher.device, num_sms=case["sms"])
+    context = launcher.context(device=device, reverses_sums=case["reverses"])
     layer_norm.layer_norm_backward(
         context, errors, place(launcher, x, case["shift"]), place(launcher, gamma_),
         statistics=launcher.put(kept), dgamma=dgamma, dbeta=dbeta, residual=residual if adds else None, out=dx,

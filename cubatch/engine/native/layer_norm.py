@@ -1,4 +1,4 @@
-"""Layer norm, and the sums over positions of its parameters' gradients, on hand-written kernels."""
+"""Layer norm, and sums over positions of parameters' gradients, on hand-written kernels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from cubatch.engine.native.arrays import check, floats, summing_kernel, take_wor
 from cubatch.engine.native.context import Context, Grid, dtype_of
 from cubatch.engine.native.operation import operation
 from cubatch.engine.native.reductions import finish_gradients
-from cubatch.kernels.workspace.misc import batch_norm_backward_workspace, row_blocks, row_lanes, summed_tiles
+from cubatch.kernels import variant
+from cubatch.kernels.resources import resident_blocks
+from cubatch.kernels.workspace import misc
 
 
 @operation(out=lambda given: given.x.shape)
@@ -29,17 +31,28 @@ def layer_norm(context: Context, given: SimpleNamespace) -> Any:
 
 @operation(out=lambda given: given.dy.shape)
 def layer_norm_backward(context: Context, given: SimpleNamespace) -> Any:
-    """Launch the kernels of `functional.layer_norm_backward` in `batch_norm_backward_workspace` bytes; return dx."""
+    """Launch the kernels of `functional.layer_norm_backward` in `layer_norm_backward_workspace` bytes; return dx."""
     dy, x, gamma, dgamma, dbeta, dx = given.dy, given.x, given.gamma, given.dgamma, given.dbeta, given.out
     channels, statistics = x.shape[-1], given.statistics.reshape(-1)
+    rows = x.size // channels
     check(x.dtype, x.shape, dy=dy, x=x, residual=given.residual, out=dx)
     check(x.dtype, (channels,), gamma=gamma, dgamma=dgamma, dbeta=dbeta)
-    check(np.float32, (2 * (x.size // channels),), statistics=statistics)
-    parameter_sums(context, dy, x, statistics=statistics, dgamma=dgamma, dbeta=dbeta, workspace=given.workspace)
+    check(np.float32, (2 * rows,), statistics=statistics)
+    need = misc.layer_norm_backward_workspace(rows, channels, dtype_of(x), context.device)
+    workspace, results = take_workspace(given.workspace, x, need), {"dgamma": dgamma, "dbeta": dbeta}
     added = [] if given.residual is None else [given.residual]
-    grid, numbers = _row_grid(context, dy, x, dx, *added)
-    name = "layer_norm_backward_add" if added else "layer_norm_backward"
-    context.run(name, x, grid, dy, x, gamma, statistics, *added, dx, *numbers)
+    kernel = variant.find("layer_norm_backward_add" if added else "layer_norm_backward", dtype_of(x))
+    vector = vector_width(context, channels, dy, x, gamma, dx, *added)
+    resident = resident_blocks(kernel, context.device.compute_capability)
+    lanes, blocks = misc.summed_rows(rows, channels, vector, context.device, blocks_per_sm=resident)
+    sums = floats(workspace, blocks * 2 * channels, start=2 * channels) if blocks else None
+    if sums is None:
+        parameter_sums(context, dy, x, statistics=statistics, **results, workspace=workspace)
+        blocks = misc.row_blocks(rows, channels // vector, context.device)
+    numbers = np.int64(rows), channels, lanes, vector
+    context.launch(kernel, (blocks, 1, 1), [dy, x, gamma, statistics, *added, dx, sums, *numbers])
+    if sums is not None:
+        finish_gradients(context, x, sums, means=floats(workspace, 2 * channels), **results)
     return dx
 
 
@@ -58,8 +71,8 @@ def parameter_sums(
     """
     channels = x.shape[-1]
     rows = x.size // channels
-    tiles = summed_tiles(rows, channels, vector_width(context, channels, dy, x), x.itemsize, context.device)
-    need = batch_norm_backward_workspace(rows, channels, dtype_of(x), context.device)
+    tiles = misc.summed_tiles(rows, channels, vector_width(context, channels, dy, x), x.itemsize, context.device)
+    need = misc.batch_norm_backward_workspace(rows, channels, dtype_of(x), context.device)
     partials = floats(take_workspace(workspace, x, need), (1 + tiles.tiles) * 2 * channels)
     numbers = tile_arguments(rows, channels, tiles)
     grid = (tiles.tiles, tiles.blocks, 1)
@@ -76,6 +89,6 @@ def _row_grid(context: Context, *arrays: Any) -> tuple[Grid, list[object]]:
     """
     channels = arrays[0].shape[-1]
     rows, vector = arrays[0].size // channels, vector_width(context, channels, *arrays)
-    lanes = row_lanes(rows, channels // vector, context.device)
-    grid = (row_blocks(rows, channels // vector, context.device), 1, 1)
+    lanes = misc.row_lanes(rows, channels // vector, context.device)
+    grid = (misc.row_blocks(rows, channels // vector, context.device), 1, 1)
     return grid, [np.int64(rows), channels, lanes, vector]

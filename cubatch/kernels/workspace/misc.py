@@ -25,6 +25,9 @@ _SLICES = 256
 _ROW_BLOCKS_PER_SM = 16
 _LOSS_BYTES = 8
 _FLAG_BYTES = 4
+_ROW_SUMS = 12 * 1024  # floats of shared memory for sums: ROW_SUMS of kernels/misc/layer_norm.cu
+_LEAST_SUMMED_ROWS = 4  # of a block: its sums are then no more bytes than both inputs read again in 16 bits
+_WARPS = 8  # of a block
 _LEAST_TILE_ROWS = 64  # of a product that computes the sums of a norm
 _ALIGNMENT = 256
 
@@ -188,6 +191,43 @@ def row_blocks(rows: int, classes: int, device: Device) -> int:
     """Return the number of blocks of a kernel over rows of scores."""
     at_once = THREADS // row_lanes(rows, classes, device)
     return min(-(-rows // at_once), _ROW_BLOCKS_PER_SM * (device.num_sms or 1))
+
+
+def summed_rows(
+    rows: int, channels: int, vector: int, device: Device, *, blocks_per_sm: int = _BLOCKS_PER_SM
+) -> tuple[int, int]:
+    """
+    Return the threads that share a row in the gradient of a layer norm, and the blocks that also sum over rows.
+
+    Each row that a block has at a time has sums of its own in shared memory, two for each channel. If they do not fit,
+    the block has one row at a time. If the sums of one row do not fit either, other kernels sum, and the result has 0
+    blocks.
+
+    Args:
+        rows: Number of rows.
+        channels: Elements of a row.
+        vector: Elements of a load.
+        blocks_per_sm: Blocks that an SM holds; at most 4, for which scratch memory is planned.
+
+    Example:
+        >>> device = Device(name="H200", num_sms=132)
+        >>> [summed_rows(25216, channels, 8, device) for channels in (192, 768, 1024, 8192)]
+        [(32, 528), (32, 528), (256, 528), (32, 0)]
+    """
+    most = min(blocks_per_sm, _BLOCKS_PER_SM) * (device.num_sms or 1)
+    lanes = row_lanes(rows, channels // vector, device)
+    for threads in (lanes, THREADS):
+        if 2 * channels * (THREADS // threads) <= _ROW_SUMS - (_WARPS if threads == THREADS else 0):
+            return threads, min(-(-rows // max(THREADS // threads, _LEAST_SUMMED_ROWS)), most)
+    return lanes, 0
+
+
+def layer_norm_backward_workspace(rows: int, channels: int, dtype: str, device: Device) -> int:
+    """Return the scratch memory of layer norm's gradient in bytes: two sums per block and two means, per channel."""
+    _, blocks = summed_rows(rows, channels, 1, device)  # single elements need the most blocks
+    if not blocks:
+        return batch_norm_backward_workspace(rows, channels, dtype, device)
+    return 2 * (blocks + 1) * channels * _SUM_BYTES
 
 
 def softmax_cross_entropy_workspace(rows: int, classes: int, device: Device) -> int:

@@ -28,7 +28,7 @@ from cubatch.kernels.ranking import ranking
 from cubatch.kernels.resources import Recorded
 from cubatch.kernels.transposing import ranking_transposed
 from cubatch.network import models
-from cubatch.network.layers import Attention, BatchNorm2d, Conv2d, Flatten, Linear, ReLU
+from cubatch.network.layers import Attention, BatchNorm2d, Conv2d, Flatten, LayerNorm, Linear, ReLU
 from cubatch.network.passes import Pass
 from cubatch.network.specfile import from_mapping
 from tests.thorough import THOROUGH, examples
@@ -382,6 +382,15 @@ def test_gpus_whose_rate_nobody_printed_are_predicted_whole(name):
         found = predict_step(models.build("mobilenet-v3-large"), [8], device, mode=mode, dtype="float16",
                              library="cubatch")  # fmt: skip
         assert 0 < found.seconds[0] < math.inf
+
+
+def test_the_gradients_of_a_layer_norm_are_one_pass_and_the_merging_of_its_sums():
+    """Both inputs and the result once, and the parameters; at batch 8 in float32."""
+    norm = LayerNorm(h=14, w=14, c=192)
+    step = predict_step(norm, [8], V100, mode="training", library="cubatch")
+    moved = 4 * (3 * 8 * 14 * 14 * 192 + 2 * 192)
+    seconds = moved / (MOVED_SHARE * V100.peak_bytes_per_second) + 2 * LAUNCH_SECONDS
+    assert sum(item.seconds[0] for item in step.passes if item.pass_ is not Pass.FPROP) == pytest.approx(seconds)
 
 
 def test_a_sum_of_gradients_is_a_launch_that_moves():

@@ -7,7 +7,17 @@ import math
 from cubatch.estimate.scheduled import scheduled_passes
 from cubatch.network import models
 from cubatch.network.graph import Network, layer_passes
-from cubatch.network.layers import Add, BatchNorm2d, Conv2d, GlobalAvgPool, HardSwish, ReLU, Scale
+from cubatch.network.layers import (
+    Add,
+    BatchNorm2d,
+    Conv2d,
+    GlobalAvgPool,
+    HardSwish,
+    LayerNorm,
+    Linear,
+    ReLU,
+    Scale,
+)
 from cubatch.network.passes import Pass
 
 FORKED = Network(
@@ -119,6 +129,15 @@ def test_a_batch_in_patches_is_read_by_a_convolution_over_them():
     changed = [item for item, plain in passes if item != plain]
     assert [item.pass_ for item in changed if item.runs] == [Pass.FPROP, Pass.WGRAD]
     assert {(item.node.name, item.layer.input_shape) for item in changed} == {("conv1", (115, 115, 16))}
+
+
+def test_one_kernel_computes_all_gradients_of_a_layer_norm():
+    """With the gradient of its input, if that is wanted; an array library reads both arrays once more for the sums."""
+    tail = [LayerNorm(name="n"), Linear(name="l", k=4)]
+    for first, library, runs in (([Linear(k=4)], "cubatch", 1), ([Linear(k=4)], "im2col", 2), ([], "cubatch", 1)):
+        network = Network(input_shape=(1, 1, 4), layers=[*first, *tail])
+        found = [item for item in scheduled_passes(network, "training", library) if item.node.name == "n"]
+        assert sum(item.runs for item in found if item.pass_ is not Pass.FPROP) == runs
 
 
 def test_an_array_library_runs_activations_that_cubatch_kernels_fuse():

@@ -55,6 +55,21 @@ def test_workspaces_hold_what_a_launch_writes(rows, channels, sms, dtype):
         moments = 12 * (tiles + slices) * channels
         assert misc.batch_norm_workspace(rows, channels, dtype, device) >= moments
         assert misc.batch_norm_backward_workspace(rows, channels, dtype, device) >= 8 * (tiles + 1) * channels
+        sums = misc.summed_rows(rows, channels, vector, device)[1] or tiles
+        assert misc.layer_norm_backward_workspace(rows, channels, dtype, device) >= 8 * (sums + 1) * channels
+
+
+@given(rows=ROWS, channels=st.integers(1, 7000), sms=SMS, itemsize=st.sampled_from([2, 4]))
+def test_sums_of_rows_fit_into_shared_memory(rows, channels, sms, itemsize):
+    """Two for each channel and row at a time in 48 KiB, of which a block with one row needs 8 floats more."""
+    for vector in _vectors(channels, itemsize):
+        lanes, blocks = misc.summed_rows(rows, channels, vector, Device(name="any", num_sms=sms))
+        assert lanes in {1, 2, 4, 8, 16, 32, 256}
+        assert (blocks == 0) == (channels > 6140)
+        if blocks:
+            assert 4 * (2 * channels * (256 // lanes) + 8 * (lanes == 256)) <= 48 * 2**10
+            assert blocks <= 4 * sms
+            assert (blocks - 1) * max(256 // lanes, 4) < rows
 
 
 @given(tiles=st.integers(1, 10**6))
