@@ -29,7 +29,7 @@ from cubatch.kernels.transposing import part_of, ranking_transposed
 from cubatch.kernels.variant import Kernel
 from cubatch.kernels.workspace.misc import merged_tiles
 from cubatch.network.layer import Layer
-from cubatch.network.layers import Attention, LayerNorm
+from cubatch.network.layers import Attention
 from cubatch.network.passes import Pass
 
 LAUNCH_SECONDS = 3e-6
@@ -228,8 +228,7 @@ def _sums(layer: Layer, pass_: Pass, *, saves: bool) -> tuple[int, int]:
     """
     if layer.has_statistics and pass_ is Pass.FPROP and saves:
         return math.prod(layer.input_shape), 3  # moments of tiles, their merging, and the norm
-    # One kernel computes all gradients of a layer norm; a launch adds up those of its parameters.
-    return 0, 2 if pass_ is (Pass.DGRAD if isinstance(layer, LayerNorm) else Pass.WGRAD) else 1
+    return 0, 2 if pass_ is (Pass.DGRAD if layer.gradients_at_once else Pass.WGRAD) else 1  # the second adds up tiles
 
 
 def _slope(

@@ -17,7 +17,6 @@ from cubatch.memory.plan import schedule_of
 from cubatch.memory.schedule_records import Op
 from cubatch.network.graph import Node, Spec, cached, layer_passes
 from cubatch.network.layer import Layer, without_bias
-from cubatch.network.layers import LayerNorm
 from cubatch.network.passes import Pass
 
 
@@ -84,7 +83,7 @@ def scheduled_passes(
         if runs and runs.has_bias_gradient and pass_ is Pass.WGRAD:
             computed = without_bias(computed or node.layer)
         before = passes[-1].pass_ if passes else None
-        is_one = library == "cubatch" and isinstance(node.layer, LayerNorm) and before is Pass.DGRAD
+        is_one = library == "cubatch" and node.layer.gradients_at_once and before is Pass.DGRAD
         is_done = runs is None or (pass_ is Pass.WGRAD and (summed or is_one))
         passes.append(Scheduled(node, pass_, not is_done, more, computed, summed, "curved" in ending))
     return tuple(passes)

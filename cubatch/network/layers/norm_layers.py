@@ -51,7 +51,9 @@ class LayerScale(Layer, type="layer_scale", in_place=True, can_add=True, backwar
 
 
 @attrs.frozen(kw_only=True)
-class LayerNorm(Layer, type="layer_norm", adds_gradients=True, backward_reads=frozenset("x")):
+class LayerNorm(
+    Layer, type="layer_norm", adds_gradients=True, gradients_at_once=True, backward_reads=frozenset("x")
+):  # fmt: skip
     """
     Normalization over the channels of each position, with a trained scale and shift.
 

@@ -24,7 +24,7 @@ KINDS = {kind.__name__ for kind in LAYERS.values()}
 MOST_QUESTIONS = 8
 FACTS = ("elementwise", "in_place", "aliases_input", "idle_in_inference", "passes_gradient", "can_clamp",
          "can_activate", "slope_of_input", "has_statistics", "adds_up_to_one", "products_in_turn",
-         "adds_gradients")  # fmt: skip
+         "adds_gradients", "gradients_at_once")  # fmt: skip
 
 
 def questions(source):
@@ -97,6 +97,7 @@ def test_facts_are_of_the_kind_and_hold_for_the_kinds_that_have_them():
         "adds_up_to_one": {"softmax"},
         "products_in_turn": {"attention", "opaque"},
         "adds_gradients": {"global_avg_pool", "layer_norm"},
+        "gradients_at_once": {"layer_norm"},
     }
     assert {name for name, value in vars(Layer).items() if isinstance(value, bool)} == set(FACTS)
 
