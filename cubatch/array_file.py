@@ -41,7 +41,9 @@ _DAMAGED = (ValueError, EOFError, AttributeError, TypeError, RuntimeError, zipfi
 
 def check_path(field: str, path: str | Path) -> Path:
     """
-    Return the path; raise InvalidArgument if its ending is unknown or no file can be written there.
+    Return a path as a Path; raise InvalidArgument if it does not end in .safetensors or .npz, or cannot be written.
+
+    `field` is the name of the argument, for the error.
 
     Example:
         >>> check_path("save", "trained.npz").suffix
@@ -68,7 +70,12 @@ def write(path: str | Path, arrays: Mapping[str, np.ndarray[Any, Any]], notes: M
 
     Args:
         path: Ends in .safetensors or .npz.
+        arrays: The arrays by name.
         notes: Metadata of the file: texts by name.
+
+    Raises:
+        InvalidArgument: If the path has another ending or cannot be written.
+        InvalidData: If writing fails.
 
     Example:
         >>> import tempfile
@@ -92,7 +99,13 @@ def write(path: str | Path, arrays: Mapping[str, np.ndarray[Any, Any]], notes: M
 
 
 def read(path: str | Path) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, str]]:
-    """Return the arrays of a file by name, and its metadata; bfloat16 arrays become float32."""
+    """
+    Return the arrays by name and the metadata of a .safetensors or .npz file; bfloat16 arrays become float32.
+
+    Raises:
+        InvalidArgument: If the path has another ending.
+        InvalidData: If the file cannot be read, is damaged, or holds a dtype that is not supported.
+    """
     checks.check_path(path, "file")
     path = Path(path)
     if path.suffix.lower() not in ENDINGS:

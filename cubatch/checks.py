@@ -64,7 +64,7 @@ def required_whole(value: int) -> int:
 
 
 def required_count(value: int) -> int:
-    """Return an integer of at least 0 as a Python int; raise TypeError or ValueError otherwise."""
+    """Return an integer from 0 to 2**64 - 1 as a Python int; raise TypeError or ValueError otherwise."""
     integer = required_whole(value)
     if integer < 0:
         raise ValueError(f"must be at least 0, got {integer}")
@@ -88,7 +88,7 @@ def required_text(value: str) -> str:
 
 # Named functions, because mypy's support for attrs takes no others.
 def number(value: float | None) -> float | None:
-    """Return the value if it is a finite number or None; raise TypeError or ValueError otherwise."""
+    """Return a finite number as a Python float, or None; raise TypeError or ValueError otherwise."""
     return None if value is None else required_number(value)
 
 
@@ -103,7 +103,7 @@ def whole(value: int | None) -> int | None:
 
 
 def count(value: int | None) -> int | None:
-    """Return an integer of at least 0, or None; raise TypeError or ValueError otherwise."""
+    """Return an integer from 0 to 2**64 - 1, or None; raise TypeError or ValueError otherwise."""
     return None if value is None else required_count(value)
 
 
@@ -118,14 +118,14 @@ def text(value: str | None) -> str | None:
 
 
 def items(value: Iterable[Any]) -> tuple[Any, ...]:
-    """Return the items of an iterable as a tuple; raise TypeError for text, mappings and what is not iterable."""
+    """Return the items of an iterable as a tuple; raise TypeError for a str, a mapping or an object without items."""
     if _is(value, str | Mapping) or not _is(value, Iterable):
         raise TypeError(f"must be a list, got {shown(value)}")
     return tuple(value)
 
 
 def texts(value: Iterable[str]) -> tuple[str, ...]:
-    """Return the texts of an iterable as a tuple; raise TypeError if an item is no str."""
+    """Return the items of an iterable of str as a tuple; raise TypeError if an item is no str, or for a single str."""
     return tuple(required_text(item) for item in items(value))
 
 
@@ -140,7 +140,7 @@ def positives(value: Iterable[float]) -> tuple[float, ...]:
 
 
 def interval(value: Sequence[float] | None) -> tuple[float, float] | None:
-    """Return [low, high], both above 0, as a tuple, or None; raise TypeError or ValueError otherwise."""
+    """Return [low, high], both from 1e-30 to 1e30, as a tuple, or None; raise TypeError or ValueError otherwise."""
     if value is None:
         return None
     ends = positives(value)
@@ -150,7 +150,7 @@ def interval(value: Sequence[float] | None) -> tuple[float, float] | None:
 
 
 def mapping(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a mapping as JSON would return it; raise TypeError or ValueError if JSON cannot hold it."""
+    """Return a mapping as a dict of JSON types, such as lists for tuples; raise TypeError or ValueError otherwise."""
     if not _is(value, Mapping):
         raise TypeError(f"must be a mapping, got {shown(value)}")
     plain: dict[str, Any] = json.loads(json.dumps(dict(value), allow_nan=False, default=_plain))
@@ -158,7 +158,7 @@ def mapping(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def mappings(value: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """Return mappings as a tuple, each as by `mapping`; raise TypeError or ValueError otherwise."""
+    """Return a tuple of mappings, each converted by `mapping`; raise TypeError or ValueError otherwise."""
     return tuple(mapping(item) for item in items(value))
 
 
@@ -219,7 +219,7 @@ def check_kind(field: str, value: object, kind: type, allowed: str) -> None:
 
 
 def check_options(options: Mapping[str, Any], function: Callable[..., Any]) -> None:
-    """Raise UnknownName for an option that is no argument of the public function that gets the options."""
+    """Raise UnknownName if a key of `options` is no parameter of `function`, to which they are passed as keywords."""
     known = inspect.signature(function).parameters
     for name in options:
         if name not in known:
@@ -228,10 +228,10 @@ def check_options(options: Mapping[str, Any], function: Callable[..., Any]) -> N
 
 def check_experimental(names: Collection[str]) -> frozenset[str]:
     """
-    Return names of `EXPERIMENTAL`, one or several, as a set.
+    Return a name of an experimental kernel, or a collection of such names, as a set of names.
 
     Raises:
-        UnknownName: If a name is not one of them.
+        UnknownName: If a name is not in `EXPERIMENTAL`.
         InvalidArgument: If the value is no collection of names.
 
     Example:

@@ -1,4 +1,4 @@
-"""Values of arguments as types: a type checker finds `mode="traning"` before anything runs."""
+"""Types of arguments that accept a fixed set of texts: a type checker rejects `mode="traning"` before the code runs."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class UnknownName(InvalidArgument):
 
 
 class UnsupportedDtype(InvalidArgument):
-    """The device cannot compute with this dtype."""
+    """The device cannot compute with `dtype`; `supported` lists the dtypes that it can, `remedy` is the next step."""
 
     def __init__(self, dtype: str, device: str, supported: Sequence[str], remedy: str = "") -> None:
         CubatchError.__init__(self, dtype, device, tuple(supported), remedy)
@@ -116,7 +116,7 @@ class UnsupportedDtype(InvalidArgument):
 
 
 class UnsupportedLayer(CubatchError):
-    """The engine cannot run this layer; its spec, memory plan and candidates still work."""
+    """The cubatch engine cannot run `layer` because of `reason`; its spec, memory plan and candidates still work."""
 
     def __init__(self, layer: str, reason: str) -> None:
         super().__init__(layer, reason)
@@ -130,7 +130,7 @@ class UnsupportedLayer(CubatchError):
 
 
 class DeviceNotAvailable(CubatchError):
-    """The machine lacks this device, or the process cannot use it."""
+    """This machine lacks the device, or this process cannot use it; `reason` is the cause, `remedy` the next step."""
 
     def __init__(self, device: str, reason: str, remedy: str = "") -> None:
         super().__init__(device, reason, remedy)
@@ -145,10 +145,10 @@ class DeviceFailed(CubatchError):
     The GPU, a CUDA library or the driver reported an error that is not about memory.
 
     Args:
-        operation: The operation.
+        operation: The operation that failed: "cuInit".
         status: The reported status, in words.
         remedy: The next step, where there is one.
-        cuda_status: The CUDA driver's number, where it was the driver.
+        cuda_status: The status code, if the CUDA driver or runtime reported it; None for other libraries.
     """
 
     def __init__(self, operation: str, status: str, remedy: str = "", cuda_status: int | None = None) -> None:
@@ -157,7 +157,7 @@ class DeviceFailed(CubatchError):
 
     @classmethod
     def by_driver(cls, operation: str, cuda_status: int, remedy: str = "") -> DeviceFailed:
-        """Return the error of a call for which the CUDA driver returned this status."""
+        """Return the error of the call `operation`, for which the CUDA driver returned the code `cuda_status`."""
         return cls(operation, f"CUDA driver status {cuda_status}", remedy, cuda_status)
 
     @property
@@ -195,7 +195,7 @@ class OutOfMemory(CubatchError, MemoryError):
     Args:
         what: The operation: "training mnist-cnn at batch size 4096".
         needed_bytes: Requested bytes; None if unknown.
-        available_bytes: Bytes that were free, or held for it already; None if unknown.
+        available_bytes: Bytes that were free, or that the process held for the operation; None if unknown.
         tensor: The largest tensor: "conv2.y (1024, 14, 14, 64) of layer conv2, axis 0 is the batch".
         largest_batch_size: Largest batch that would fit; None if unknown.
         remedy: The next step, if there is one.
@@ -229,7 +229,17 @@ class OutOfMemory(CubatchError, MemoryError):
 
 
 class DoesNotFit(OutOfMemory):
-    """Not even one sample fits in the memory the device has to give."""
+    """
+    A step at batch size 1 needs more memory than it may use on the device.
+
+    Args:
+        spec: The name of the network.
+        device: The name of the device.
+        needed_bytes: Bytes of a step at batch size 1.
+        available_bytes: Bytes that the step may use.
+        mode: "inference" or "training".
+        tensor: The largest tensor, as in OutOfMemory.
+    """
 
     def __init__(
         self, spec: str, device: str, needed_bytes: int, available_bytes: int, mode: str, tensor: str = ""
@@ -251,7 +261,7 @@ class DoesNotFit(OutOfMemory):
 
 
 class OverLimit(OutOfMemory):
-    """A batch size that may need more memory than allowed, predicted from smaller ones; it was not tried."""
+    """A batch size was not tried: by the memory of smaller batch sizes it may need more than the memory limit."""
 
 
 class NothingMeasured(CubatchError):
@@ -261,7 +271,7 @@ class NothingMeasured(CubatchError):
     Args:
         reason: How the trials of the candidates ended.
         remedy: The next step.
-        lead: The summary before the reason.
+        lead: The beginning of the message, before the reason.
     """
 
     def __init__(self, reason: str, remedy: str, lead: str = "no batch size could be measured") -> None:
@@ -284,7 +294,7 @@ class EnergyNotAvailable(CubatchError):
 
 
 class TimedOut(CubatchError):
-    """A measurement did not end by its deadline; its process has been stopped."""
+    """The measurement `what` did not end within `seconds`."""
 
     def __init__(self, what: str, seconds: float, remedy: str = "") -> None:
         super().__init__(what, seconds, remedy)
@@ -295,7 +305,7 @@ class TimedOut(CubatchError):
 
 
 class WorkerFailed(CubatchError):
-    """The measuring process could not start, or broke the protocol."""
+    """The measuring process could not start, or did not answer as its protocol requires; `reason` is the cause."""
 
     def __init__(self, reason: str, remedy: str = "") -> None:
         super().__init__(reason, remedy)
@@ -310,7 +320,7 @@ class WorkerDied(WorkerFailed):
 
 
 class StoreError(CubatchError):
-    """The store of timings cannot be used."""
+    """The SQLite file of cached timings at `path` cannot be used; `reason` is the cause."""
 
     def __init__(self, path: str, reason: str, remedy: str = "Pass store=False, or another path.") -> None:
         super().__init__(path, reason, remedy)
@@ -321,7 +331,7 @@ class StoreError(CubatchError):
 
 
 class InvalidData(CubatchError, ValueError):
-    """A data set, result or other file that is missing, damaged or of another kind."""
+    """A data set, result or other file at `path` is missing, damaged or of a wrong format; `reason` is the cause."""
 
     def __init__(self, path: str, reason: str, remedy: str = "") -> None:
         super().__init__(path, reason, remedy)
@@ -332,7 +342,7 @@ class InvalidData(CubatchError, ValueError):
 
 
 class MissingDependency(CubatchError, ImportError):
-    """An optional library is not installed."""
+    """The `library` that `purpose` needs is not installed; the optional `extra` of cubatch installs it."""
 
     def __init__(self, library: str, purpose: str, extra: str) -> None:
         super().__init__(library, purpose, extra)
@@ -361,12 +371,12 @@ class UnsupportedVersion(MissingDependency):
 
 
 def install_command(extra: str) -> str:
-    """Return a sentence with the command that installs an extra from a checkout: no package index holds cubatch."""
+    """Return a sentence with the pip command that installs cubatch and an optional extra from a source checkout."""
     return f"In a checkout of cubatch, run: pip install '.[{extra}]'"
 
 
 def near_names(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """Return at most `count` known names that are similar to a mistyped one, best first; empty if none is."""
+    """Return at most `count` names of `known` that are similar to `name`, most similar first; empty if none is."""
     return difflib.get_close_matches(name.lower(), known, n=count, cutoff=0.6)
 
 

@@ -1,4 +1,4 @@
-"""Questions about paths that a user gave, and why a file cannot be used."""
+"""Checks of paths that a user gave, and the reasons why a file cannot be used."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def reason(error: Exception) -> str:
 
 
 def is_file(path: str | Path) -> bool:
-    """Return whether a file is there; False for a path that no file can have, such as a very long one."""
+    """Return whether a regular file exists at the path; False also for an invalid path, such as a very long one."""
     with contextlib.suppress(OSError, ValueError):
         return Path(path).is_file()
     return False
@@ -35,21 +35,21 @@ def is_special(path: str | Path) -> bool:
 
 
 def is_folder(path: str | Path) -> bool:
-    """Return whether a folder is there."""
+    """Return whether a folder exists at the path; False also for an invalid path."""
     with contextlib.suppress(OSError, ValueError):
         return Path(path).is_dir()
     return False
 
 
 def is_writable(path: str | Path) -> bool:
-    """Return whether this process may write a file, over an existing one or new into its folder."""
+    """Return whether this process may overwrite the file, or create it in its folder if it does not exist."""
     if os.access(path, os.F_OK):
         return os.access(path, os.W_OK)
     return os.access(Path(path).parent, os.W_OK | os.X_OK)
 
 
 def trouble(path: str | Path) -> str:
-    """Return why no file can have a path, such as its length; empty text if a file exists or could."""
+    """Return why a path cannot be used, such as its length; empty text if a file is there or could be created."""
     try:
         os.lstat(path)
     except FileNotFoundError:

@@ -14,7 +14,7 @@ _NETWORK = frozenset({
 
 def is_on_network(path: Path) -> bool:
     """
-    Return whether a path is on a network or FUSE file system, which several machines may share.
+    Return whether a path is on a network or FUSE file system, which several machines may share; False if unknown.
 
     Example:
         >>> is_on_network(Path("/proc/self"))

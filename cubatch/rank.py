@@ -50,7 +50,7 @@ class _Rank:
         return nccl_identifier()
 
     def meet(self, device: str, identifier: Any) -> None:
-        """Connect this rank to the others: by MPI on the CPU, by NCCL on a GPU."""
+        """Connect this rank to the others: by MPI on the CPU, by NCCL with the result of `identifier` on a GPU."""
         from cubatch.engine.exchange import MpiExchange, NcclExchange
         from cubatch.hardware import probe
 
@@ -60,7 +60,7 @@ class _Rank:
             self._exchange = NcclExchange(identifier, self._rank, self._size, probe.resolve(device).index or 0)
 
     def build(self, device: str, arguments: Mapping[str, Any]) -> None:
-        """Create the runner, which prepares and times the network's steps on this rank."""
+        """Create the runner that times this rank's steps; `arguments` are keyword arguments of `network_runner`."""
         from cubatch.measure.network_runner import network_runner
 
         self._runner = network_runner(device=device, exchange=self._exchange, **arguments)
@@ -96,8 +96,8 @@ class _Rank:
         """
         Return `peak_bytes`, `peak_device_bytes` and `launch` of the rank's runner, by these names.
 
-        The first are bytes that the engine allocated. The second are those of the whole process by the driver; on a
-        CPU, by which its resident set has grown. The third is how steps are launched.
+        `peak_bytes` are bytes that the engine allocated. `peak_device_bytes` are those of the whole process by the
+        GPU's driver; on a CPU, the growth of its resident set. `launch` describes how steps are launched.
         """
         runner = self._runner
         return {
@@ -114,7 +114,11 @@ class _Rank:
         self._runner.release()
 
     def train(self, device: str, network: Any, options: Mapping[str, Any]) -> Training:
-        """Train the network together with the other ranks, and return the record; rank 0 reports the progress."""
+        """
+        Train the network together with the other ranks, and return the record of the training.
+
+        `options` are keyword arguments of `engine.train`. Rank 0 reports the progress.
+        """
         from cubatch.engine import train as engine
         from cubatch.hardware import probe
         from cubatch.measure import kernel_context

@@ -21,15 +21,15 @@ class Shown:
         return views.text(self)
 
     def __str__(self) -> str:
-        """Return the tables."""
+        """Return the record as tables for a terminal, as `table` does."""
         return self.table()
 
     def _repr_pretty_(self, printer: Any, _: bool) -> None:  # noqa: FBT001 - IPython's call
-        """Show the tables in IPython."""
+        """Write the tables to IPython's printer."""
         printer.text(Shown.table(self))
 
     def _repr_html_(self) -> str:
-        """Return HTML for a notebook: the tables, or the page of a result."""
+        """Return HTML for a notebook: the page of a tuning result or forecast, the tables of other records."""
         from cubatch.report import views
 
         return views.html(self)

@@ -39,7 +39,7 @@ def place(path: Path | str) -> Path:
     """
     Return the absolute path of a file, with links and ~ resolved.
 
-    Raises StoreError if it is no regular file, OSError for links in a circle or a user without a home.
+    Raises StoreError if the path is no regular file or invalid, OSError for links in a circle or a user without a home.
     """
     try:
         file = Path(path).expanduser().resolve()
@@ -56,7 +56,7 @@ def connect(
     path: Path, schema: str, version: int, *, on_replaced: Callable[[Path, str], None] | None = None
 ) -> sqlite3.Connection:
     """
-    Open a file, check it, and create its tables if it has none.
+    Open an SQLite file, check it, and create its tables if it has none.
 
     Args:
         schema: CREATE statements of the tables.
@@ -68,8 +68,10 @@ def connect(
         A connection that commits each statement, with foreign keys on and `sqlite3.Row` rows.
 
     Raises:
-        StoreError: If the file is no database, or of another program or a newer version.
-        sqlite3.Error, OSError: If it cannot be opened; without `on_replaced` also if it is damaged.
+        StoreError: If the file belongs to another program or a newer version; without `on_replaced` also to an older
+            version. With it, also if the file is no database and its name does not end in .sqlite3.
+        sqlite3.Error, OSError, UnicodeError: If the file cannot be opened; without `on_replaced` also if it is damaged
+            or no database.
     """
     with locked(path, "open", BUSY_SECONDS):  # of two that switch the journal or rename the file, one would fail
         try:
@@ -163,7 +165,7 @@ def _rename(path: Path) -> Path:
 @contextlib.contextmanager
 def locked(path: Path, name: str, seconds: float) -> Iterator[None]:
     """
-    Hold a named lock next to the file in the block; raise TimeoutError if it is not free within `seconds`.
+    Hold the lock file `name` in the folder PATH.locks during the block; raise TimeoutError after waiting `seconds`.
 
     It is a file lock, which the kernel drops when its holder ends. The lock's file stays: if one were removed that
     another process is about to lock, two would hold it.
@@ -206,7 +208,7 @@ def _code(error: Exception) -> int | None:
 
 
 def default_path() -> Path:
-    """Return the path of the user's store, in the user's cache directory."""
+    """Return the default path of the SQLite file of cached timings, in the user's cache directory."""
     try:
         folder = platformdirs.user_cache_dir("cubatch")
     except RuntimeError:  # a user without a home: opening the file reports it

@@ -42,8 +42,9 @@ def parse_bytes(value: int | str, *, free_bytes: int | None = None) -> int:
         Whole bytes.
 
     Raises:
-        ValueError: If the text is no size, the size is not positive or above 2^63, or a percentage is given without
-            `free_bytes`.
+        ValueError: If the text is no size, the size is not positive or not below 2^63 bytes, or a percentage is given
+            without `free_bytes`.
+        OverflowError: If the number in the text is too large for a float.
 
     Example:
         >>> parse_bytes("8GiB")
@@ -121,7 +122,7 @@ def format_metric(value: float, unit: str = "") -> str:
 
 def format_count(value: float) -> str:
     """
-    Format a number, such as a count or a rate, with spaces between groups of three digits.
+    Format a number with spaces between groups of three digits; a fraction below 1000 with three significant digits.
 
     Example:
         >>> format_count(465920), format_count(0.1234), format_count(63.25)
@@ -134,7 +135,7 @@ def format_count(value: float) -> str:
 
 def format_percent(fraction: float) -> str:
     """
-    Format a fraction as a percentage.
+    Format a fraction as a percentage with three significant digits, from 99.95 % on as a whole one.
 
     Example:
         >>> format_percent(0.934), format_percent(1.0), format_percent(0.09999)
@@ -145,7 +146,7 @@ def format_percent(fraction: float) -> str:
 
 def format_tenths(fraction: float) -> str:
     """
-    Format an uncertainty as a percentage with one decimal; above a half only as "over 50 %".
+    Format a fraction, such as a relative uncertainty, as a percentage with one decimal; above 0.5 as "over 50 %".
 
     Example:
         >>> format_tenths(0.0232), format_tenths(1.37)
@@ -177,7 +178,7 @@ def _three_figures(value: float) -> str:
 
 def format_value(value: float, objective: str) -> str:
     """
-    Format a value of the objective for the y axis: a latency with its unit, others without.
+    Format a value of the objective for an axis: latency (in seconds) with its unit, samples/s and samples/J without.
 
     Example:
         >>> format_value(20000, "throughput"), format_value(3.2e6, "throughput"), format_value(0.005, "latency")
@@ -190,7 +191,7 @@ def format_value(value: float, objective: str) -> str:
 
 def format_objective(value: float, objective: str) -> str:
     """
-    Format a value of the objective with its unit.
+    Format a value of the objective, in seconds (latency), samples/s or samples/J, with its unit.
 
     Example:
         >>> format_objective(27462.3, "throughput"), format_objective(0.005, "latency")
@@ -270,7 +271,7 @@ _SHORT = _Short()
 
 def shown(value: object) -> str:
     r"""
-    Return a value for an error's text: its `repr`, shortened, and never an exception.
+    Return the `repr` of a value for an error's text, at most 300 characters; the type's name if `repr` fails.
 
     Example:
         >>> shown("8 GB"), len(shown([1] * 10**6)), shown("\x1b[2J")
@@ -299,7 +300,7 @@ def message_of(error: BaseException) -> str:
 
 def first_line(error: BaseException) -> str:
     r"""
-    Return the type and the first line of an exception, without the final stop.
+    Return the type and the first line of an exception as text, without the final period.
 
     Example:
         >>> first_line(ValueError("No.\nAnd a second line."))

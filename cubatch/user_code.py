@@ -24,7 +24,7 @@ def part_of(module: ModuleType, path: str, field: str, what: str) -> Any:
     Args:
         path: The name of the attribute, which may have dots.
         field: The argument in which the user named it.
-        what: The required kind: "a function".
+        what: The kind of object that is required, for the error: "a function".
     """
     part: Any = module
     for name in path.split("."):
@@ -65,6 +65,7 @@ def users(field: str, name: str, allowed: str) -> Iterator[None]:
 
     Args:
         field: The argument in which the user named the code.
+        name: The code as the user named it: "package.module:name".
         allowed: The accepted code, as a phrase for the error: "a function".
     """
     try:

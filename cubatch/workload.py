@@ -60,7 +60,8 @@ class Workload:
         Return the workload, after resolving and checking the arguments of a public function.
 
         Raises:
-            InvalidArgument: If an argument is invalid. Its subclasses are for a spec, an unknown name and a dtype.
+            InvalidArgument: If an argument is invalid; as InvalidSpec, UnknownName or UnsupportedDtype where these fit.
+            DeviceNotAvailable: If the device is not in this machine, and must be.
         """
         resolved, device = models.resolve(spec), probe.resolve(device, live=present)
         arithmetic.check_dtype(device, dtype)
@@ -87,7 +88,7 @@ class Workload:
 
     @property
     def name(self) -> str:
-        """The spec's name, else the type of layer, else "a network"."""
+        """The name in the spec, else the type of the layer, else "a network"."""
         mapping = self.spec.to_mapping()
         return str(mapping.get("name") or mapping.get("type") or "a network")
 
@@ -98,7 +99,7 @@ class Workload:
 
     @property
     def is_recomputed(self) -> bool:
-        """Whether forward passes are repeated in the backward pass."""
+        """Whether the backward pass computes activations again: `recompute` is set and the mode is "training"."""
         return self.recompute and self.mode == "training"
 
 
@@ -107,11 +108,12 @@ def accumulating(work: Workload, batch_size: int, target_batch_size: int | None)
     Return the workload of an optimizer step whose gradients are accumulated over smaller batches.
 
     Args:
-        work: The training of a network.
-        target_batch_size: Samples per optimizer step; None: one batch per step.
+        work: The workload; with a target it must be the training of a network, not of a single layer.
+        batch_size: Samples of each smaller batch.
+        target_batch_size: Samples per optimizer step; None: one batch per step, and `work` is returned.
 
     Raises:
-        InvalidArgument: If there is a target but no training of a network, or it is no multiple of the batch size.
+        InvalidArgument: If a target is given without training of a network, or is no multiple of the batch size.
     """
     if target_batch_size is None:
         return work
@@ -123,10 +125,10 @@ def accumulating(work: Workload, batch_size: int, target_batch_size: int | None)
 
 def check_target(batch_size: int, target_batch_size: int) -> None:
     """
-    Check that the samples of an optimizer step are a multiple of the batch size.
+    Check that `target_batch_size`, the samples of an optimizer step, is a multiple of `batch_size`.
 
     Raises:
-        InvalidArgument: If they are no multiple; the message names a number of samples and a batch size that fit.
+        InvalidArgument: If it is no multiple. The message names a multiple, and a batch size that divides the target.
     """
     target = check_batch_size(target_batch_size, "target_batch_size")
     if target % batch_size:
