@@ -1,5 +1,5 @@
 """
-Activation functions and their gradients, element by element: ReLU, ReLU6, sigmoid, SiLU, GELU and the hard ones.
+Activation functions and their gradients, element by element: ReLU, ReLU6, sigmoid, SiLU, GELU, hard sigmoid and swish.
 
 Flat arrays are processed in pieces that fit the scratch memory, so that intermediate values stay in the cache.
 Where a curve is flat the gradient is zero, even for an infinite gradient of the output. At a kink the slope is
@@ -20,7 +20,7 @@ from cubatch.memory.blocks import Curve, Flat
 
 
 def relu(x: Any, *, out: Any = None) -> Any:
-    """Return x with its negative elements replaced by zero; `out` may be x."""
+    """Return x with its negative elements replaced by zero, in `out`, which may be x; None allocates it."""
     xp = of(x)
     y = xp.empty_like(x) if out is None else out
     xp.maximum(x, 0, out=y)
@@ -32,6 +32,7 @@ def relu_backward(dy: Any, y: Any, *, out: Any = None, workspace: Any = None) ->
     Return the gradient of ReLU's input: dy where ReLU's output is positive (or NaN, as in PyTorch), else zero.
 
     Args:
+        dy, y: Gradient of ReLU's output, and that output, of one shape.
         out: Where dx goes; may be dy or y.
         workspace: Scratch memory, see `functional`; None allocates it.
     """
@@ -61,7 +62,7 @@ def activation(x: Any, *, kind: str, out: Any = None, workspace: Any = None) -> 
         gelu           x * (1 + erf(x / sqrt(2))) / 2
 
     Args:
-        kind: The function: the `type` of its layer.
+        kind: Name of the function in this table; any other raises InvalidArgument.
         out: Where y goes; may be x.
         workspace: Scratch memory, see `functional`; None allocates it.
 
@@ -84,9 +85,10 @@ def activation_backward(dy: Any, saved: Any, *, kind: str, out: Any = None, work
     Return the gradient of an activation function's input: dy times the slope.
 
     Args:
-        saved: What the layer's `backward_reads` names: the output of "relu6", "sigmoid" and "hard_sigmoid", the
-            input of "silu", "hard_swish" and "gelu".
-        kind: The function: the `type` of its layer.
+        dy: Gradient of the function's output.
+        saved: The function's output for "relu6", "sigmoid" and "hard_sigmoid"; its input for "silu", "hard_swish" and
+            "gelu".
+        kind: Name of the function, as in `activation`.
         out: Where dx goes; may be dy.
         workspace: Scratch memory, see `functional`; None allocates it.
 
@@ -170,7 +172,7 @@ def _hard_swish(xp: Any, x: Any, y: Any, scratch: Any) -> None:
 
 
 def _hard_swish_backward(xp: Any, dy: Any, x: Any, dx: Any, scratch: Any) -> None:
-    """Write dy times the slope to dx: 0 up to -3, x / 3 + 1 / 2 from there to 3, and 1 beyond."""
+    """Write dy times the slope to dx: 0 for x up to -3, x / 3 + 1 / 2 for x below 3, else 1."""
     slope, flags = scratch[0], _flags(xp, scratch[1])
     xp.divide(x, 3, out=slope)
     xp.subtract(slope, 0.5, out=slope)
@@ -195,7 +197,11 @@ def _gelu(xp: Any, x: Any, y: Any, scratch: Any) -> None:
 
 
 def _gelu_backward(xp: Any, dy: Any, x: Any, dx: Any, scratch: Any) -> None:
-    """Write dy times the slope to dx: (1 + sign(x)) / 2 + sign(x) * (|x| f(x) - (1 - Phi(|x|))), f = Phi'."""
+    """
+    Write dy times the slope to dx: (1 + sign(x)) / 2 + sign(x) * (|x| f(x) - (1 - Phi(|x|))).
+
+    Phi is the normal distribution function, and f its derivative.
+    """
     spare, slope = scratch
     _mills_ratio(xp, x, spare, slope)
     xp.abs(x, out=spare)

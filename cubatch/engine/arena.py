@@ -1,4 +1,4 @@
-"""The memory plan made real: one block, every buffer a view at its planned offset."""
+"""The memory that a memory plan describes: one allocated block, with each buffer a view at its planned offset."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Arena:
     The memory of one shard of the batch, with all buffers of a step.
 
     Args:
-        plan: Sizes and offsets.
+        plan: The memory plan, with the size and offset of each buffer in bytes.
         samples: Samples of this shard, at most `plan.shard`.
-        xp: The array module that owns the memory.
+        xp: The array module that allocates the memory: NumPy or CuPy.
     """
 
     def __init__(self, plan: Plan, samples: int, xp: Any) -> None:
@@ -37,14 +37,14 @@ class Arena:
         return int(self._block.nbytes)
 
     def fill(self, values: Any) -> None:
-        """Fill the memory with repetitions of the elements of `values`."""
+        """Fill the memory with repetitions of `values`, a 1-D array; the last repetition may be cut."""
         target = self._block[: len(self._block) // values.nbytes * values.nbytes].view(values.dtype)
         target.reshape(-1, len(values))[...] = values
         rest = self._block[target.nbytes :]
         rest[...] = values.view(np.uint8)[: len(rest)]
 
     def __getitem__(self, number: int) -> Any:
-        """Return a view of buffer `number`: (samples, h, w, c), or its own shape if it does not grow with the batch."""
+        """Return a view of the plan's buffer `number`: (samples, *shape) if it grows with the batch, else its shape."""
         buffer = self._plan.schedule.buffers[number]
         shape = (self.samples, *buffer.shape) if buffer.batched else buffer.shape
         dtype = self._plan.dtype
@@ -54,7 +54,7 @@ class Arena:
         return backend.view(self._block, shape, kind, offset=self._plan.offsets[number])
 
     def workspace(self, number: int) -> Any:
-        """Return an operation's scratch memory, the buffer with this number, as a view of bytes."""
+        """Return the plan's buffer `number`, an operation's scratch memory, as a 1-D view of bytes."""
         offset = self._plan.offsets[number]
         return self._block[offset : offset + self._plan.sizes[number]]
 
@@ -64,8 +64,8 @@ def check_room(work: Workload, plan: Plan, held_bytes: int, xp: Any) -> None:
     Raise OutOfMemory if a plan needs more than the free memory, before any of it is allocated.
 
     The system hands out addresses of main memory that it does not have, and ends processes that write to them. Drivers
-    that let device memory spill into the host's (WDDM, WSL 2) do the same. Steps then take many times as long without
-    an error.
+    that let device memory spill into the host's (WDDM, WSL 2) do the same: steps then take many times as long without
+    an error. If the free memory is unknown, nothing is raised.
 
     Args:
         work, plan: The workload and its plan.
@@ -84,7 +84,7 @@ def check_room(work: Workload, plan: Plan, held_bytes: int, xp: Any) -> None:
 
 def out_of_memory(work: Workload, plan: Plan, held_bytes: int) -> OutOfMemory:
     """
-    Return the error for a batch size: its bytes, largest tensor, free bytes, the largest size that fits, and remedies.
+    Return the error for a plan that does not fit, with its bytes, the free bytes, the batch size that fits, remedies.
 
     `held_bytes` are bytes of the plan that are allocated already; those that it needs for every batch size count as
     free.
@@ -108,7 +108,7 @@ def out_of_memory(work: Workload, plan: Plan, held_bytes: int) -> OutOfMemory:
 
 def _remedy(work: Workload, fits: int | None) -> str:
     """
-    Return a text with the options that make a step smaller, without those in use.
+    Return a sentence with the options, not in use yet, that reduce the memory of a step.
 
     `fits` is the largest batch size that fits, 0 if none does; None if unknown.
     """

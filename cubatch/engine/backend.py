@@ -74,7 +74,8 @@ def prepare(function: Callable[..., object], *args: Any, **kwargs: Any) -> Calla
     Return a function that repeats, on the same arrays, the calls that `function` makes.
 
     Nothing is computed yet. Every array must be given, results included, and must stay at its address. Numbers such as
-    a learning rate or a seed are recorded as they are; random numbers continue from repetition to repetition.
+    a learning rate or a seed are recorded as they are; random numbers continue from repetition to repetition. For more
+    than MOST_RECORDED_CALLS calls, the result calls `function` itself.
 
     Args:
         function: A function of `functional` or `optim`, or one that calls only those.
@@ -110,7 +111,7 @@ def whole_recordings() -> Iterator[None]:
 
 
 def call(function: Callable[..., object], *args: Any, **kwargs: Any) -> None:
-    """Call a function of another module, or record the call inside `prepare()`."""
+    """Call a function, or record the call inside `prepare()`; for functions that are not of an array module."""
     calls = _recording.get()
     if calls is None:
         function(*args, **kwargs)

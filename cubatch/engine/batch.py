@@ -1,4 +1,4 @@
-"""The batch of a step: copied or drawn into every shard's buffers before it, gathered from them after it."""
+"""Inputs and labels of a step, copied or drawn into the buffers of all shards, and results gathered from them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHIFT = 7919
 
 
 def check(plan: Plan, x: Any, labels: Any) -> None:
-    """Raise InvalidArgument if a batch's shapes do not fit the plan, or if its labels are no class numbers."""
+    """Raise InvalidArgument if shapes do not fit the plan, or labels are no class numbers; labels may be None."""
     network = plan.schedule.network
     wanted = (plan.batch_size, *network.input_shape)
     if tuple(x.shape) != wanted:
@@ -45,8 +45,9 @@ def fill(plan: Plan, place: Place, x: Any, labels: Any, *, kind: np.dtype[Any], 
         plan: The plan of the batch.
         place: The shard and its buffers.
         x: Inputs of the whole batch (n, h, w, c).
-        labels: Labels of the whole batch, or None.
-        kind: Storage type of activations.
+        labels: Labels of the whole batch; None leaves their buffer as it is.
+        kind: NumPy type in which activations are stored.
+        xp: The array module of the buffers: NumPy or CuPy.
     """
     shard = slice(place.begin, place.begin + place.arena.samples)
     for number in plan.schedule.given:
@@ -69,7 +70,8 @@ def fill_randomly(plan: Plan, places: Sequence[Place], block: Any, seed: int, xp
         plan: The plan of the batch.
         places: All shards with their buffers.
         block: Random numbers from `random_block`.
-        seed: Draws the classes.
+        seed: Seed of the random classes.
+        xp: The array module of the buffers: NumPy or CuPy.
     """
     random = np.random.default_rng(seed)
     # Each shard begins at another number of the block, so that no two hold the same samples.
@@ -91,9 +93,9 @@ def fill_randomly(plan: Plan, places: Sequence[Place], block: Any, seed: int, xp
 
 def _pixels(stored: Any, program: Schedule) -> Iterator[tuple[Any, tuple[slice, ...], tuple[slice, ...]]]:
     """
-    Yield for each pixel of a patch: its part of the stored batch, what of that is no padding, and the images' pixels.
+    Yield for each pixel of a patch: its channels of the stored batch, the index of the unpadded part, and the images'.
 
-    `stored` is the batch in `Schedule.patches`.
+    `stored` is the batch, cut into `Schedule.patches`; the third value indexes the images that are stored.
     """
     down, right = program.patches
     wide = stored.shape[-1] // (down.taps * right.taps)

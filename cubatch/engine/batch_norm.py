@@ -50,7 +50,7 @@ def batch_norm_train(
         reduce: Called with a float64 array to sum it over all shards, in place. None for a single shard.
         residual: Added to y, of its shape: another branch. May be `out`.
         relu: Clamp y at zero, as the last step.
-        activation: The `type` of another elementwise function, applied to y as the last step.
+        activation: "relu" or a function of `activation`, applied to y as the last step; None: none.
         out: Where y goes; may be x if nothing reads x afterwards.
         workspace: Scratch memory, see `functional`; None allocates it.
 
@@ -135,7 +135,7 @@ def fold_batch_norms(
     variances: Sequence[Any], epsilons: Sequence[float], scales: Sequence[Any], shifts: Sequence[Any],
 ) -> None:  # fmt: skip
     """
-    Compute the factor and term that replace each batch norm by running statistics in the product before it.
+    Compute the factor and term with which the product before each batch norm computes the norm's result.
 
     gamma * (sum + bias - mean) / sqrt(variance + eps) + beta = scale * sum + shift, for each norm.
 
@@ -174,14 +174,17 @@ def batch_norm_backward(
         gamma: Scale (c,).
         mean, inv_std: As the forward pass left them.
         dgamma, dbeta: Gradients of scale and shift (c,), of this shard alone.
-        beta: Shift (c,), for `activation`.
-        activation: The `type` of an elementwise function of the norm's result, one of ACTIVATIONS. dy is then the
-            gradient of that function's result. Its slope is computed from x.
-        pooled: Gradient (samples, c) of a global pool that reads the same as the layer from which dy comes. It is
+        beta: Shift (c,), needed with `activation`.
+        activation: Name of an elementwise function of the norm's result, one of ACTIVATIONS. dy is then the gradient
+            of that function's result. Its slope is computed from x.
+        pooled: Gradient (samples, c) of the output of a global average pool over the array whose gradient dy is. It is
             divided among the positions of each sample and added to dy. None for no pool.
         count, reduce: As in `batch_norm_train`.
         out: Where dx goes; may be dy.
         workspace: Scratch memory, see `functional`; None allocates it.
+
+    Raises:
+        InvalidArgument: If `activation` is none of ACTIVATIONS, or is given without `beta`.
     """
     xp, c = of(dy), dy.shape[-1]
     dx = xp.empty_like(dy) if out is None else out

@@ -15,7 +15,19 @@ from cubatch.memory.blocks import Norm, RowNorm
 
 
 class Area:
-    """Scratch memory of sums over rows in one call, and the blocks of rows that it allows."""
+    """
+    Scratch memory of sums over the rows of an array, and the blocks of rows that it allows.
+
+    Args:
+        like: The array (..., c); a row is the channels of one position.
+        workspace: 1-D uint8 array; None allocates it.
+        need: Layout of the scratch memory; None: that of a batch norm.
+        vectors: Number of arrays (c,) in it, including one that is used internally.
+
+    Attributes:
+        sums: float64 array (2, c) for sums.
+        vectors: Arrays (c,) of the type of `like` for the caller, one fewer than the argument.
+    """
 
     def __init__(self, like: Any, workspace: Any, need: Norm | RowNorm | None = None, vectors: int = 4) -> None:
         c, count = like.shape[-1], like.size // like.shape[-1]
@@ -35,10 +47,10 @@ class Area:
         return (piece for piece, _ in self._blocks)
 
     def tile(self, piece: slice) -> Any:
-        """Return a view of the scratch memory for the deviations from the mean of a block of rows."""
+        """Return a view (rows, c) of the scratch memory, for intermediate values of a block of rows."""
         return view(self._workspace, (piece.stop - piece.start, self._c), self._dtype, offset=self._at[0])
 
     def add_up(self, rows: Any, total: Any) -> None:
-        """Add the sum over a block's rows to `total`; a product with ones is faster than a reduction over rows."""
+        """Add the sum over a block's rows to `total` (c,); a product with ones is faster than a reduction."""
         self._xp.matmul(self._ones[: len(rows)], rows, out=self._partial)
         self._xp.add(total, self._partial, out=total)

@@ -50,7 +50,7 @@ class Checkpoint:
 
 
 def check_files(*, save: str | Path | None, checkpoint: str | Path | None) -> None:
-    """Reject files that cannot be written, or one file for both, before anything is computed; None: no such file."""
+    """Raise InvalidArgument if a file cannot be written, or both are one file; None: no such file is written."""
     given = {"save": save, "checkpoint": checkpoint}
     paths = [array_file.check_path(name, path).resolve() for name, path in given.items() if path is not None]
     if len(set(paths)) < len(paths):
@@ -72,7 +72,7 @@ def write(path: str | Path, checkpoint: Checkpoint) -> None:
 
 
 def read(path: str | Path) -> Checkpoint | None:
-    """Return the checkpoint in a file; None if there is no file. Raise InvalidData if the file is no checkpoint."""
+    """Return the checkpoint in a file; None if there is no file. Raise InvalidData for other files and versions."""
     if not files.is_file(array_file.check_path("checkpoint", path)):
         return None
     arrays, notes = array_file.read(path)
@@ -97,12 +97,12 @@ def resume(
 
     Args:
         settings: Settings of this run by name, which must equal the file's.
-        conditions: Conditions of this run; a warning names differences from the file's.
+        conditions: Software and hardware of this run by name; a warning names differences from the file's.
         draws_masks: Whether the network has dropout, for which each thread draws its share of the batch.
 
     Raises:
         InvalidArgument: If a setting differs from the file's.
-        InvalidData: If the file is no checkpoint.
+        InvalidData: If the file is no checkpoint of this version.
     """
     settings = json.loads(json.dumps(settings))  # as they are read back
     run = read(path)
@@ -154,7 +154,7 @@ class Keeper:
         return self._path is not None and time.monotonic() - self._last >= self._seconds
 
     def write(self, snapshot: Callable[[], Mapping[str, np.ndarray[Any, Any]]], **changed: Any) -> None:
-        """Write a checkpoint with the model's snapshot and the `changed` fields; do nothing without a file."""
+        """Write a checkpoint with the arrays from `snapshot()` and the `changed` fields; do nothing without a file."""
         if self._path is not None:
             write(self._path, attrs.evolve(self._begun, arrays=snapshot(), **changed))
             self._last = time.monotonic()

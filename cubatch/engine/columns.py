@@ -28,7 +28,7 @@ class Columns:
     Args:
         source: Activations (n, h, w, c), C-contiguous.
         tiles: Layout of the scratch memory.
-        workspace: 1-D uint8 array, or None.
+        workspace: 1-D uint8 array; None allocates it.
     """
 
     def __init__(self, source: Any, tiles: Tiles, workspace: Any) -> None:
@@ -46,7 +46,7 @@ class Columns:
         self._staged_at = self._flags_at = 0
 
     def fixed(self, index: int, shape: tuple[int, ...]) -> Any:
-        """Return a view of this shape of the fixed scratch area `index` of the tiles, which all blocks share."""
+        """Return a view, in this shape, of scratch area `index` of those that all blocks share."""
         offset = self._tiles.offsets(1, 1)[index]
         return view(self._workspace, shape, self._source.dtype, offset=offset)
 
@@ -55,7 +55,7 @@ class Columns:
         return view(self._workspace, shape, self._source.dtype, offset=self._staged_at)
 
     def load(self, block: Block) -> Any:
-        """Gather the windows of a block and return them: (pixels, taps * channels), or (groups, pixels, ...)."""
+        """Return the gathered windows of a block: (pixels, taps * channels), or (groups, pixels, taps * c / groups)."""
         samples, band = block
         source, tiles = self._source, self._tiles
         shape = (samples.stop - samples.start, band.stop - band.start)
@@ -80,11 +80,11 @@ class Columns:
         Args:
             block: One of `blocks`.
             filters: (taps * channels, k), or (groups, ...) of that.
-            target: The block's output (samples, p, q, k * groups); may be strided unless `staged` is 0.
+            target: The block's output (samples, p, q, k * groups); may be strided unless `tiles.staged` is 0.
             scale: Factor of each filter, before the residual is added.
-            residual: Added, of the target's shape; may share its memory: then tiles are `staged`.
-            positive: A ReLU's output of the target's shape: the target, residual included, is 0 where it is 0. Then
-                tiles have `flags`.
+            residual: Added, of the target's shape; may share its memory. It needs `tiles.staged`.
+            positive: A ReLU's output of the target's shape. Where that output is 0 the target is set to 0, residual
+                included. It needs `tiles.flags`.
         """
         operand = self.load(block)
         if self._tiles.staged:

@@ -112,7 +112,7 @@ def _blas() -> str:
 
 
 def _numpys_blas() -> Mapping[str, Any]:
-    """Return what threadpoolctl knows about NumPy's BLAS, even if SciPy has loaded another; empty if unknown."""
+    """Return threadpoolctl's record ("version", "num_threads", ...) of NumPy's BLAS, not SciPy's; empty if unknown."""
     import numpy as np
 
     package = Path(np.__file__).resolve().parent

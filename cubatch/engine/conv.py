@@ -53,6 +53,9 @@ def conv2d(
         out: Where y goes: (n, p, q, k).
         workspace: Scratch memory, see `functional`; None allocates it.
 
+    Raises:
+        InvalidArgument: If filter and groups do not fit x, or a depthwise convolution gets a scale or residual.
+
     Example:
         >>> import numpy as np
         >>> conv2d(np.ones((1, 3, 3, 1)), np.ones((1, 3, 3, 1)), pad=(1, 1, 1, 1))[0, :, :, 0]
@@ -112,9 +115,12 @@ def conv2d_dgrad(
         x_shape: Shape of the input (n, h, w, c).
         stride, pad, dilation, groups: As in the forward pass.
         residual: Added to dx, of its shape: the gradient from other branches. May be `out`.
-        positive: The output of a ReLU before, of dx's shape: dx, residual included, is 0 where it is 0.
+        positive: The output of a ReLU before, of dx's shape. Where that output is 0, dx is 0, residual included.
         out: Where dx goes: (n, h, w, c).
         workspace: Scratch memory, see `functional`; None allocates it.
+
+    Raises:
+        InvalidArgument: If filter and groups do not fit, or a depthwise gradient gets `residual` or `positive`.
     """
     shape = conv_shape(x_shape[1:], w.shape, stride, pad, dilation, groups=groups)
     xp = of(dy)
@@ -155,7 +161,7 @@ def _end_idle(need: blocks.Ends, part: Any, residual: Any, positive: Any, worksp
     """
     Write `part`, the input gradient of a stride's phase that no tap reaches: `residual`, or 0 without one.
 
-    Where `positive` is 0, it is 0 too. `workspace` is scratch memory of `need`.
+    Where `positive` is 0, `part` is 0 too. `workspace` is scratch memory of `need`.
     """
     of(part).copyto(part, 0 if residual is None else residual)
     if residual is None or positive is None or not part.size:
@@ -177,8 +183,8 @@ def conv2d_wgrad(
     Args:
         x: The forward pass's input (n, h, w, c).
         dy: Gradient of the output (n, p, q, k).
-        dw: The filter's gradient (k, r, s, c / groups).
-        db: The bias's gradient (k,), or None.
+        dw: Receives the filter's gradient (k, r, s, c / groups).
+        db: Receives the bias's gradient (k,); None leaves it out.
         stride, pad, dilation, groups: As in the forward pass.
         workspace: Scratch memory, see `functional`; None allocates it.
     """

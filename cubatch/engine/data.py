@@ -72,7 +72,7 @@ class Dataset:
 
         Args:
             seed: Draws the order; several numbers draw an order for each combination.
-            first: The number of the first batch.
+            first: Number of batches that are skipped at the start of the order.
             part: Range of the samples within each batch that are returned.
         """
         order = np.random.default_rng(seed).permutation(len(self))
@@ -104,6 +104,9 @@ def load_mnist(folder: Path | str) -> tuple[Dataset, Dataset]:
     Returns:
         tuple: Training and test Dataset, (h, w) images as (h, w, 1), both normalized with the
         training images' mean and deviation.
+
+    Raises:
+        InvalidData: If a file is missing or damaged, shapes do not match, or all training pixels are equal.
     """
     parts = {}
     for part in ("train", "t10k"):
@@ -128,7 +131,7 @@ def load_mnist(folder: Path | str) -> tuple[Dataset, Dataset]:
 
 
 def both_sets(data: str | Path | tuple[Dataset, Dataset]) -> tuple[Dataset, Dataset]:
-    """Return training and test set, read from a folder or as given; raise InvalidArgument if image shapes differ."""
+    """Return training and test set, of a tuple or read from a folder; raise InvalidArgument if image shapes differ."""
     if not isinstance(data, tuple):
         return load_mnist(data)
     wanted, other = (part.images.shape[1:] for part in data)
@@ -153,8 +156,8 @@ def download_mnist(folder: Path | str) -> None:
     Download the MNIST files that a folder lacks both as plain and as gzip files.
 
     Raises:
-        InvalidData: If a file cannot be downloaded or has another content than published; no wrong file is left behind.
-            Also if a file with such a name has another content; then nothing is downloaded.
+        InvalidData: If the folder cannot be written, or a file cannot be downloaded or differs from the published one.
+            Also if a file with such a name has another content; then nothing is downloaded. No wrong file is left.
     """
     folder = Path(folder)
     try:
