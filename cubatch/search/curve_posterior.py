@@ -47,7 +47,7 @@ Z_90 = 1.645  # standard deviations to both sides that hold 90 %
 
 @attrs.frozen
 class SizeEstimate:
-    """The estimated log cost of a step of one size, from the timings of this size alone, and its error."""
+    """The estimated log cost of a step of one batch size, from the timings of this size alone, and its error."""
 
     batch_size: int
     log_cost: float  # of a step, in seconds or joules, at the usual host speed
@@ -57,7 +57,7 @@ class SizeEstimate:
 
 @attrs.frozen(eq=False)
 class CurvePosterior:
-    """The posterior of the log cost of a step at some sizes: a normal distribution."""
+    """The posterior of the log of a step's cost (seconds or joules) at some batch sizes: a normal distribution."""
 
     sizes: NDArray[np.int64]  # batch sizes, ascending
     mean: Array  # of the log cost, by size
@@ -69,20 +69,20 @@ class CurvePosterior:
         return np.sqrt(np.diag(self.covariance))
 
     def place(self, n: int) -> int:
-        """Return the position of a size in `sizes`."""
+        """Return the index in `sizes` of batch size `n`, which must be one of them."""
         return int(np.searchsorted(self.sizes, n))
 
     def cost(self, n: int) -> float:
-        """Return the expected cost of a step of a size, in seconds or joules."""
+        """Return the posterior median of the cost of a step of batch size `n`, in seconds or joules."""
         return math.exp(self.mean[self.place(n)])
 
     def interval(self, n: int) -> tuple[float, float]:
-        """Return the 90 % interval (low, high) of the cost of a step of a size, in seconds or joules."""
+        """Return the 90 % interval (low, high) of the cost of a step of batch size `n`, in seconds or joules."""
         middle, half = float(self.mean[self.place(n)]), Z_90 * float(self.sd[self.place(n)])
         return math.exp(middle - half), math.exp(middle + half)
 
     def difference_sd(self, first: int, second: int) -> float:
-        """Return the standard deviation of the difference of the log costs at two positions in `sizes`."""
+        """Return the standard deviation of the difference of the log costs at two indices in `sizes`."""
         spread = self.covariance
         variance = spread[first, first] + spread[second, second] - 2 * spread[first, second]
         return math.sqrt(max(float(variance), LEAST_VARIANCE))
@@ -97,11 +97,11 @@ def fit_curve(
     estimates: Sequence[SizeEstimate], sizes: Sequence[int], *, slope_variance: float = 0.0, host: bool = False
 ) -> CurvePosterior:
     """
-    Return the posterior of the step cost at the given sizes.
+    Return the posterior of the log of the step cost (seconds or joules) at the given batch sizes.
 
     Args:
         estimates: Estimates of the measured sizes; without any, the result is the prior.
-        sizes: The sizes to predict.
+        sizes: The batch sizes to predict, in any order.
         slope_variance: Variance of the common slope of host slowdowns: see `noise.Noise`.
         host: Whether the steps run on a CPU, with a reference step.
     """

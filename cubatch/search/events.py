@@ -13,17 +13,17 @@ class Event:
     A progress event.
 
     Attributes:
-        kind: "resume" (a run continues from cached timings), "round" (a round begins), "timing" (one was taken),
-            "outcome" (a candidate is done), "end".
+        kind: "resume" (continues from cached timings), "round" (begin of a round), "timing" (a timing was taken),
+            "outcome" (a candidate is done), "end" (measuring is done).
         round: Round of the timing; for other kinds, the first round number of the present round of trials.
-        batch_size: The candidate; None for "round" and "end".
-        done, total: Seconds spent, and the budget; measuring may end long before the budget is spent.
+        batch_size: The candidate; None for "resume", "round" and "end".
+        done, total: Seconds spent, and the budget in seconds; measuring may end long before the budget is spent.
         seconds_left: Seconds left of the budget.
         message: What happened, for a person.
         best_batch_size: The recommended batch size before this trial or round; None in the first.
-        best_rate: Its throughput in samples per second; None while there is no such size.
+        best_rate: Throughput of `best_batch_size` in samples per second; None while there is no such size.
         could_gain: Share by which the recommendation may still improve, at most, with a probability of 90 %.  Sizes
-            that the budget does not hold count too.  None if unknown or above 1.
+            too expensive for the rest of the budget count too.  None if unknown or above 1.
     """
 
     kind: str
@@ -39,7 +39,7 @@ class Event:
 
     @property
     def so_far(self) -> str:
-        """The best size so far and the possible gain; the message while there is none."""
+        """Text: the best batch size so far, its samples/s and the possible gain; `message` while there is no size."""
         if self.best_batch_size is None or self.best_rate is None:
             return self.message
         gain = ""

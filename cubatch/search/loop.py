@@ -101,7 +101,7 @@ class Search:
             Measured: all timings, old and new, and an outcome of every candidate.
 
         Raises:
-            EnergyNotAvailable: If energy is the objective and none of the first timings has a value of it.
+            EnergyNotAvailable: If energy is the objective and none of the first timings has a value in joules.
             BaseException: An error of no candidate, such as KeyboardInterrupt or an exception of `progress`, unchanged.
                 Unfinished candidates have the outcome "interrupted".
         """
@@ -166,7 +166,7 @@ class Search:
         return self.state.shuffled(due)
 
     def _judge(self) -> None:
-        """Set the outcome of every open size."""
+        """Set the outcome of every batch size that has none yet."""
         with self._computing():
             outcomes = verdicts.judge_sizes(self.state)
         for outcome in outcomes:
@@ -326,7 +326,7 @@ class Search:
             self._finish(failure)
 
     def _finish(self, outcome: Outcome, facts: Mapping[str, object] | None = None) -> None:
-        """Record the outcome of a size, with `facts` (None: none) and the seconds of its trials besides timings."""
+        """Record a size's outcome; add `facts` (None: nothing), and number and seconds of its trials as in `Spent`."""
         n, spent = outcome.batch_size, self.stopwatch.spent.get(outcome.batch_size) if self.stopwatch else None
         more = {**(facts or {}), **(attrs.asdict(spent) if spent else {})}
         self.outcomes[n] = attrs.evolve(outcome, facts={**outcome.facts, **more})
@@ -334,7 +334,7 @@ class Search:
         self._report("outcome", n, f"batch size {n}: {outcome.status.replace('_', ' ')}; {outcome.stop_reason}")
 
     def _report(self, kind: str, n: int | None, message: str, number: int | None = None) -> None:
-        """Pass an event to the progress function; `n` None: of no size, `number` None: of the present round."""
+        """Pass an event to the progress function; `n` None: without a size, `number` None: of the present round."""
         if self.progress is None or self.progress_error is not None:
             return
         with self._computing():

@@ -82,11 +82,11 @@ class Noise:
         return self.reference is not None
 
     def variance(self, timings: int, trials: int = 1) -> float:
-        """Return the variance of a size's log cost estimated from this number of timings and trials."""
+        """Return the variance of a size's log cost, estimated from `timings` timings in `trials` trials."""
         return (MEDIAN_SD * self.timing) ** 2 / timings + self.trial**2 / trials + self.outlier_variance(timings)
 
     def outlier_variance(self, timings: int) -> float:
-        """Return the variance of the median of this number of timings, as outliers may be half of them."""
+        """Return the variance that outliers add to a median of this number of timings: half of them may be outliers."""
         half = (timings + 1) // 2
         return min(1.0, math.comb(timings, half) * self.outliers**half) * OUTLIER_SD**2
 
@@ -152,8 +152,8 @@ def estimate(timings: Sequence[Timing], noise: Noise, goal: Goal) -> SizeEstimat
     Return the log of a size's cost by `goal` (seconds or joules of a step) with its variance; None if not measured.
 
     The cost is corrected to the median speed of the host.  Trials are combined by generalized least squares.  Their
-    errors are independent, except for that of the size's slope: its log cost against the log of the host's speed.  It
-    is 0 on a fast host.  In a record of 280 s the host was slow for half.  There that lowered the deviation between
+    errors are independent, except for that of the size's slope: its log cost against the log of the host's speed.  This
+    error is 0 on a fast host.  In a record of 280 s the host was slow for half.  There it lowered the deviation between
     estimates of four trials from 2.9 to 2.0 % (AMD EPYC, 2 threads, 2026-11-30).
     Trials that disagree are weighted by Student's t, and widen the variance as far as they do (Birge's ratio).
     """
@@ -175,7 +175,7 @@ def estimate(timings: Sequence[Timing], noise: Noise, goal: Goal) -> SizeEstimat
 
 
 def _host_shift(timing: Timing, noise: Noise) -> float:
-    """Return the log of a timing's reference seconds over the median of the run; NaN without this reference step."""
+    """Return log(reference seconds of a timing / their median in the run); NaN without the run's reference step."""
     usual, seconds = noise.reference, timing.reference_seconds
     if usual is None or seconds is None or timing.reference_batch_size != usual["batch_size"]:
         return math.nan
@@ -195,18 +195,18 @@ def _with_spreads(sizes: Collection[Sequence[Timing]], goal: Goal, noise: Noise)
 
 
 def _spread(distances: Sequence[Array], prior: float) -> float:
-    """Return a standard deviation from distances; `prior` is the one assumed before any."""
+    """Return a robust standard deviation from arrays of `_distances`, and from PRIOR_WEIGHT assumed ones of `prior`."""
     return TO_SD * median([*[prior / TO_SD] * PRIOR_WEIGHT, *itertools.chain(*distances)])
 
 
 def _sd_without_farthest(values: Array) -> float:
-    """Return the standard deviation of normal values, but for the one farthest from the median, from their pairs."""
+    """Return the standard deviation of values without the farthest from their median; 0 for one, all of two count."""
     nearest = values[np.argsort(np.abs(values - _median(values)))][: max(2, len(values) - 1)]
     return math.sqrt(math.pi / 2) * float(_distances(nearest).mean()) if len(nearest) > 1 else 0.0
 
 
 def _median(values: Array, weights: Array | None = None) -> float:
-    """Return the median, by equal weights if they are None; NaN if any value is NaN."""
+    """Return the weighted median (`weights` None: all weigh the same); NaN if any value is NaN."""
     if np.isnan(values).any():
         return math.nan
     order, every = np.argsort(values), np.ones(len(values)) if weights is None else weights
@@ -215,7 +215,7 @@ def _median(values: Array, weights: Array | None = None) -> float:
 
 
 def _distances(values: Array, slow: Array | None = None) -> Array:
-    """Return the distance of each pair over the square root of 2, less what that of `slow` explains; None: nothing."""
+    """Return |a - b| / sqrt(2) of each pair of values, less (in squares) that of its pair in `slow` (None: all 0)."""
     first, second = np.triu_indices(len(values), 1)
     squared = (values[first] - values[second]) ** 2 - (0.0 if slow is None else (slow[first] - slow[second]) ** 2)
     return np.sqrt(np.maximum(squared, 0.0) / 2)

@@ -58,7 +58,7 @@ class Posterior:
 
     @classmethod
     def of(cls, timings: Mapping[int, Sequence[Timing]], goal: Goal, sizes: Sequence[int] = ()) -> Self:
-        """Compute the posterior at some sizes, by default the measured ones, from the timings of each size."""
+        """Compute the posterior at `sizes` (none: the measured ones) from the timings of each batch size."""
         with usual_errors():
             noise, cost = _fit(timings, goal, sizes)
             seconds = cost if goal.objective != "energy" else _fit(timings, Goal(), sizes)[1]
@@ -96,7 +96,7 @@ class Posterior:
         return Recommendation(within[-1 if is_latency else 0], fastest, within, equal)
 
     def seconds_of(self, n: int, timings: Sequence[Timing]) -> tuple[float | None, Interval | None]:
-        """Return the seconds of a step of size `n`, and their 90 % interval; median and None without a posterior."""
+        """Return the seconds of a step of size `n`, and their 90 % interval; not in the posterior: median and None."""
         if n not in self.seconds.sizes:
             return (median([timing.seconds for timing in timings]) if timings else None), None
         return self.seconds.cost(n), self.seconds.interval(n)
@@ -109,14 +109,14 @@ class Posterior:
         return median(read) if read else None
 
     def cost_interval(self, n: int) -> Interval | None:
-        """Return the 90 % interval (low, high) of a size's cost, see `Goal.cost`; None if it was not measured."""
+        """Return the 90 % interval (low, high) of `Goal.cost` of batch size `n`; None if it was not measured."""
         if n not in self.cost.sizes:
             return None
         low, high = self.cost.interval(n)
         return (low, high) if self.goal.objective == "latency" else (low / n, high / n)
 
     def ratio_interval(self, first: int, second: int) -> Interval:
-        """Return the 90 % interval of log(seconds per sample of `first` / seconds per sample of `second`)."""
+        """Return the 90 % interval of log(seconds per sample of `first` / of `second`); both must be measured."""
         curve = self.seconds
         if first not in curve.sizes or second not in curve.sizes:
             raise ValueError(f"{first} and {second} were not both measured")

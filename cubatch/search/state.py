@@ -60,7 +60,7 @@ class SearchState:
 
     @functools.cached_property
     def sizes(self) -> list[int]:
-        """Sizes that were or may be measured, ascending; those between two neighbors once both were tried."""
+        """Sizes that were or may be measured, ascending; once two neighbors were tried, some between them too."""
         known = {n for n in self.ladder if n not in self.closed and self.is_accepted(n)} | set(self.measured)
         if not self.extends:
             return sorted(known)
@@ -85,11 +85,11 @@ class SearchState:
         return not self.extends or n in self.requested or is_likely(n, ran, self.errors, is_new=is_new)
 
     def may_add(self, n: int) -> bool:
-        """Return whether a size that is no candidate may be measured."""
+        """Return whether the search may add a batch size that is no candidate."""
         return self.extends and self.accepts(n) and n not in self.closed and self.is_accepted(n, is_new=True)
 
     def place(self, n: int) -> int:
-        """Return the position of a size in `sizes`."""
+        """Return the index in `sizes` of batch size `n`, which must be one of them."""
         return int(np.searchsorted(self.sizes, n))
 
     def trials(self, n: int) -> int:
@@ -120,7 +120,7 @@ class SearchState:
 
     @functools.cached_property
     def step_seconds(self) -> Array:
-        """Expected seconds of a step of each of `sizes`."""
+        """Posterior median of the seconds of a step of each of `sizes`."""
         return np.exp(self.fitted.seconds.mean)
 
     @functools.cached_property
@@ -130,12 +130,12 @@ class SearchState:
         return np.array([self.seconds_of_trial(n, float(seconds)) for n, seconds in pairs])
 
     def affordable(self, n: int, share: float = 1.0) -> bool:
-        """Return whether a trial of a size is expected to take at most this share of the time left."""
+        """Return whether a trial of a size is expected to take at most this share of the seconds left of the budget."""
         return bool(self.trial_seconds[self.place(n)] <= share * self.left)
 
     @functools.cached_property
     def tolerance(self) -> float:
-        """Allowed loss, as a difference of logarithms."""
+        """Allowed loss: log(best value / recommended size's value) of the objective."""
         return -math.log(1 - max(self.goal.tolerance, LEAST_TOLERANCE))
 
     def is_feasible(self, n: int) -> bool:
@@ -162,7 +162,7 @@ class SearchState:
 
     @functools.cached_property
     def most_seconds(self) -> float:
-        """Seconds of the longest step within the latency limit and, by latency, the tolerance; infinite without one."""
+        """Most seconds of a step by the latency limit and, if latency is the objective, the tolerance; or infinite."""
         limit = self.goal.latency_limit or math.inf
         if self.goal.objective == "latency" and self.fastest is not None:
             return min(limit, self.goal.allowed(self.seconds[self.fastest]))
@@ -259,7 +259,7 @@ class SearchState:
         return np.maximum(gain, 0.0) * self.feasibility
 
     def ahead(self, n: int, other: int | None) -> tuple[float, float]:
-        """Return mean and standard deviation of log(value at size `n` / value at size `other`); None: `n`, so 0."""
+        """Return mean and standard deviation of log(objective of size `n` / of `other`); `other` None: (0, about 0)."""
         place, base = self.place(n), self.place(n if other is None else other)
         return float(self.value[place] - self.value[base]), self.posterior.difference_sd(place, base)
 
@@ -270,14 +270,14 @@ def is_closed(low: int, high: int) -> bool:
 
 
 def sizes_between(low: int, high: int, multiple: int = 1) -> list[int]:
-    """Return up to three multiples between two sizes, evenly spaced in their logarithm; none if they are too near."""
+    """Return at most 3 multiples of `multiple` between two sizes, at even ratios; none if the two are too near."""
     between = {round(low * (high / low) ** part / multiple) * multiple for part in (0.25, 0.5, 0.75)}
     return [] if is_closed(low, high) else sorted(size for size in between if low < size < high)
 
 
 def is_likely(n: int, ran: Collection[int], failed: Collection[int], *, is_new: bool = False) -> bool:
     """
-    Return whether size `n` may run, by what sizes that ran have in common and sizes that raised errors lack.
+    Return whether size `n` may run, by divisors that sizes that ran have in common and sizes that raised errors lack.
 
     Two rules are considered: all accepted sizes are multiples of one number, or all divide one number.  By the second,
     a size that the search made up (`is_new`) has no odd factor that the accepted sizes lack.  A rule that contradicts

@@ -1,5 +1,5 @@
 """
-Simulation of dynamic batching: requests wait in one queue until an idle instance takes up to a number of them.
+Simulation of dynamic batching: requests wait in one queue until an idle instance takes a batch of them.
 
 An idle instance takes a batch as soon as it is full or its oldest request has waited for the queue delay.  Triton's
 dynamic batcher follows this rule.  Ray Serve closes batches while all instances are busy too.  Closed batches then wait
@@ -29,9 +29,9 @@ class Load:
 
     Attributes:
         p50, p95, p99: Percentiles of the latency in seconds: waiting, the step, and the server's overhead.
-        worst_p99: The largest 99th percentile of ten stretches of successive requests.
+        worst_p99: The largest of the 99th percentiles, in seconds, of ten stretches of successive requests.
         mean_batch_size: Requests per step.
-        utilization: Share of the time during which an instance runs a step.
+        utilization: Share of the time during which an instance runs steps, 0 to 1; the mean over instances.
     """
 
     p50: float
@@ -53,7 +53,7 @@ def simulate(
     closes_while_busy: bool = False,  # whether batches are closed while all instances are busy too
 ) -> Load:
     """
-    Return latency and utilization of a simulated server that batches requests in the order of arrival.
+    Return latency and utilization of a simulated server that batches requests (at least one) in the order of arrival.
 
     Latencies of the first tenth of the requests do not count: the queue is empty at the start.
     """

@@ -50,8 +50,8 @@ class ServingOption:
     Attributes:
         max_batch_size: Requests per step at most.
         queue_delay: Seconds for which a request waits for others at most, while an instance is idle.
-        load: Latency and utilization; None if the arrival rate is above what the steps allow.
-        highest_rate: The highest arrival rate per second that keeps the latency limit; 0 if none does.
+        load: Latency and utilization; None if the arrival rate is at least that of full batches without a pause.
+        highest_rate: The highest arrival rate in requests per second that keeps the latency limit; 0 if none does.
     """
 
     max_batch_size: int
@@ -68,7 +68,7 @@ class ServingPlan(Shown):
     Attributes:
         name: The network or module.
         device: The device of each instance.
-        on_cpu: Whether that is a CPU, which instances share.
+        on_cpu: Whether the device is a CPU, which instances share.
         predicted: Whether the step times are a prediction, not measured.
         on_busy_machine: Whether other processes used the machine while the steps were timed.
         arrival_rate: Requests per second, of one sample each, which arrive independently of each other.
@@ -82,7 +82,7 @@ class ServingPlan(Shown):
         max_batch_size: Requests per step at most, in this plan.
         first_calls: Seconds of the first call in a process, by batch size.  It has the sizes up to the maximum whose
             first call takes at least 1.5 times as long as later ones.
-        price_per_hour: Price of an instance for an hour; None if it was not given.
+        price_per_hour: Price of an instance for an hour, in any currency; None if it was not given.
     """
 
     name: str
@@ -128,7 +128,7 @@ class ServingPlan(Shown):
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Sentences for a user: the plan, its highest arrival rate, the gain from batching, and slow first calls."""
+        """Sentences for a user: the plan, its highest arrival rate, the gain from batching, and warnings, if any."""
         chosen, smallest = self.chosen, self.options[0]
         wait = f", queued for at most {format_seconds(chosen.queue_delay)}" if chosen.queue_delay else ""
         first = (
@@ -178,7 +178,7 @@ class ServingPlan(Shown):
         """
         Return the lines of a Triton `config.pbtxt` that hold the plan.
 
-        `count` is the number of instances on a CPU, and of those on each GPU.
+        `count` is the number of all instances on a CPU; on GPUs it is 1, the number on each GPU.
         """
         group = (
             f"instance_group [ {{ count: {self.instances} kind: KIND_CPU }} ]\n"
@@ -231,7 +231,7 @@ class ServingPlan(Shown):
 
 @attrs.frozen(kw_only=True, slots=False)
 class _Server:
-    """A simulated server, with which settings of a plan are compared."""
+    """A simulated server, to compare maximum batch sizes, queue delays and arrival rates."""
 
     # seconds of a step of 1, 2, ... requests; several times of one size are used in turn
     steps: Sequence[Sequence[float]]
@@ -243,7 +243,7 @@ class _Server:
 
     @cached_property
     def _gaps(self) -> np.ndarray:
-        """Times between arrivals, in units of their mean."""
+        """Random times between arrivals, in units of their mean."""
         largest = self.instances * len(self.steps)
         return np.random.default_rng(self.seed).exponential(size=max(_REQUESTS, 20 * largest))
 
@@ -349,8 +349,8 @@ def serving_plan(
         ServingPlan: The plan, each maximum batch size in comparison, and the lines for common servers.
 
     Raises:
-        InvalidArgument: If an argument is out of range, the result is of training or has no time, or no setting keeps
-            the limit.
+        InvalidArgument: If an argument is out of range, or no setting keeps the limit. Also if the result is of
+            training, recommends no number of threads, or has no step time.
         InvalidData: If the file is neither a tuning result nor the prediction for one device.
 
     Example:
