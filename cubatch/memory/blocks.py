@@ -1,5 +1,5 @@
 """
-Scratch memory of the engine's operations: the bytes of a block of work, and how work is cut into blocks.
+Scratch memory of the engine's operations: the bytes of a block, and how the samples of a batch are cut into blocks.
 
 The memory plan, which sizes the workspace, and the engine, which uses it, follow one rule for every operation:
 
@@ -49,11 +49,11 @@ def aligned(num_bytes: int) -> int:
 
 def workspace_bytes(needs: Sequence[Need], samples: int, target: int) -> int:
     """
-    Return the bytes of the workspace that an operation gets for its blocks of work.
+    Return the bytes of the workspace that an operation gets for its blocks; 0 if `needs` is empty.
 
     Args:
         needs: Scratch memory of the parts of the operation, which run one after the other.
-        samples: What the operation works on, in the unit of its needs: samples, positions or elements.
+        samples: Number of items that the operation processes, in the unit of its needs: samples, positions or elements.
         target: Bytes that stay in the cache, or fill a GPU: above them larger blocks do not help.
 
     Example:
@@ -65,7 +65,7 @@ def workspace_bytes(needs: Sequence[Need], samples: int, target: int) -> int:
 
 @attrs.frozen(kw_only=True)
 class Need:
-    """Scratch memory of a part of an operation, as a function of the size of a block of work."""
+    """Scratch memory of a part of an operation, as a function of the samples and output rows of a block."""
 
     itemsize: int  # bytes of an element
     rows: int = 1  # output rows of one sample
@@ -94,7 +94,7 @@ class Need:
         return self.num_bytes(1, 1)
 
     def whole(self, samples: int) -> int:
-        """Return the bytes of a single block with all samples."""
+        """Return the bytes of a single block with all samples, at least one."""
         return self.num_bytes(max(samples, 1), self.rows)
 
     def cut(self, samples: int, num_bytes: int) -> tuple[Block, ...]:
@@ -141,7 +141,7 @@ def _largest(need: Need, samples: int, num_bytes: int) -> tuple[int, int]:
 
 def even_parts(total: int, most: int) -> list[slice]:
     """
-    Return range(total), cut into the fewest slices of at most `most` items and nearly equal size.
+    Return range(total), which is not empty, cut into the fewest slices of at most `most` items and nearly equal size.
 
     Example:
         >>> even_parts(5, 3)
@@ -222,7 +222,7 @@ class RowNorm(Need):
 
 @attrs.frozen(kw_only=True)
 class Flat(Need):
-    """Scratch memory of elementwise work: a flag or a random number for each element."""
+    """Scratch memory of an elementwise operation: a flag or a random number for each element."""
 
     def _areas(self, samples: int, rows: int) -> tuple[int, ...]:
         return (samples * rows * self.itemsize,)

@@ -235,7 +235,7 @@ def is_expandable() -> bool:
     """
     Return whether PyTorch has expandable segments in this environment.
 
-    Its variables are PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF; the first one that is set counts.
+    The environment variables are PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF; the first one that is set counts.
     """
     settings = next((os.environ[name] for name in _VARIABLES if name in os.environ), "")
     return re.search(r"expandable_segments\s*:\s*True\b", settings) is not None
@@ -248,7 +248,7 @@ def reserved_bytes(
     Return the most bytes that the allocator reserves for storages with the given lifetimes.
 
     Args:
-        lives: Bytes, time of allocation and time of release of each storage.
+        lives: Bytes, time of allocation and time of release of each storage, in any unit of time.
         capacity, is_expandable: As for `CachingAllocator`.
 
     Example:

@@ -58,7 +58,7 @@ class Tiles(Need):
         return max(target, sum(aligned(count * self.itemsize) for count in (*self.fixed, self.filters)))
 
     def cut_on_host(self, samples: int, num_bytes: int) -> tuple[Block, ...]:
-        """Return the blocks of samples as `cut` does, but so small that OpenBLAS need not pack thin products."""
+        """Return the blocks of `cut`, but made so small that OpenBLAS need not pack the operands of thin products."""
         return self.cut(samples, self._on_host(num_bytes))
 
     def num_blocks(self, samples: int, num_bytes: int) -> int:
@@ -95,7 +95,7 @@ def conv2d_forward(shape: ConvShape, itemsize: int, ending: frozenset[str] = PLA
 
 
 def conv2d_wgrad(shape: ConvShape, itemsize: int) -> list[Need]:
-    """Return the scratch memory of the gradients of a convolution's filter and bias, as for the forward pass."""
+    """Return the scratch memory of the gradients of a convolution's filter and bias, as a list of one `Need`."""
     return [depthwise(shape, itemsize) if shape.is_depthwise else wgrad_tiles(_seen(shape), itemsize)]
 
 

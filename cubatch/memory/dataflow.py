@@ -90,7 +90,7 @@ class Dataflow:
         return next(each for each in self._named[node.inputs[0]] if each.layer.channel_range is not None) is not node
 
     def undoing(self, node: Node) -> Node | None:
-        """Return the batch norm before the activation `node` that can apply its slope; None if there is none."""
+        """Return the batch norm before activation `node` that can apply the activation's slope; None if none can."""
         name = node.inputs[0]
         if not node.layer.slope_of_input or name == INPUT:
             return None

@@ -34,7 +34,7 @@ def largest(work: Workload, limit: int, target: int | None = None) -> int:
     """
     Return the largest batch size whose memory plan fits `limit` bytes.
 
-    If `target`, the samples of an optimizer step, is not None, it is the largest of those that divide the target.
+    If `target`, the samples of an optimizer step, is not None, the result is the largest divisor of it that fits.
     Raises DoesNotFit if not even one sample fits.
     """
     if target is not None:
@@ -67,7 +67,7 @@ def limit_bytes(memory: int | str, device: Device) -> int:
     """
     Return a size in bytes from a number or text; a percentage refers to the free memory of the device.
 
-    InvalidArgument is raised for anything else, and for more than 100 %.
+    InvalidArgument is raised for other text, for a size of 0 or less, and for more than 100 %.
     """
     is_share = isinstance(memory, str) and memory.strip().endswith("%")
     free = hardware_memory.memory_limit(device).free_bytes if is_share else None
@@ -81,7 +81,7 @@ def limit_bytes(memory: int | str, device: Device) -> int:
 
 
 def _bisect(cost: Callable[[int], int], limit: int) -> int:
-    """Return the largest batch size whose cost is within the limit; 1 fits, and the cost never falls."""
+    """Return the largest batch size whose cost is at most the limit; it must hold for 1, and the cost never fall."""
     high = 1
     while high < MAX_BATCH_SIZE and cost(high) <= limit:
         high = min(2 * high, MAX_BATCH_SIZE)

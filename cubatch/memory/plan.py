@@ -39,7 +39,7 @@ _WORTH_A_TEAM = 2.1e-4  # seconds of a mean operation from which a team was fast
 
 @attrs.frozen(kw_only=True)
 class Plan:
-    """The place of each buffer of a step at one batch size."""
+    """The offset and size of each buffer of a step at one batch size, and the bytes outside its arenas."""
 
     schedule: Schedule  # the operations and buffers
     batch_size: int  # samples per step
@@ -57,7 +57,7 @@ class Plan:
 
     @property
     def fixed_bytes(self) -> int:
-        """Bytes that do not depend on the batch: parameters, gradients, optimizer state."""
+        """Bytes of parameters, their gradients and the optimizer state: all memory of the plan outside its arenas."""
         return self.weight_bytes + self.gradient_bytes + self.optimizer_bytes
 
     @property
@@ -160,7 +160,7 @@ def _operation_seconds(program: Schedule) -> float:
 
 
 def _copies(program: Schedule, working_set: int, device: Device) -> int:
-    """Return how many buffer sets of `working_set` bytes a single layer needs to fill the L2 twice; 1 for a network."""
+    """Return the number of buffer sets of `working_set` bytes that fill the L2 twice; 1 for more than one layer."""
     if not program.single or not device.l2_bytes or not working_set:
         return 1
     return max(1, min(MAX_COPIES, -(-2 * device.l2_bytes // working_set)))
@@ -195,7 +195,7 @@ def _align(size: int) -> int:
 
 
 def buffer_sizes(program: Schedule, batch_size: int, dtype: str, device: Device, library: str) -> Sizes:
-    """Return the bytes of each buffer of a schedule for `batch_size` samples, the share of one member of the team."""
+    """Return the bytes of each buffer of a schedule for `batch_size` samples: a thread's share, or a GPU's batch."""
     itemsize = BYTES_PER_ELEMENT[dtype]
     wide = max(FLOAT32_BYTES, itemsize)
     widths = {0: itemsize, FLOAT32_BYTES: wide}
@@ -214,7 +214,7 @@ def buffer_sizes(program: Schedule, batch_size: int, dtype: str, device: Device,
 
 
 def _integer(sizes: Sequence[int], count: int) -> Any:
-    """Return the NumPy type for sums of `count` such sizes: int64, or object (Python's integers) where too large."""
+    """Return the NumPy type for sums of `count` such sizes: int64, or object (Python's integers) if too large."""
     return np.int64 if max(sizes, default=0) * count < _INT64 else object
 
 

@@ -4,7 +4,7 @@ Write one step of a network as a list of operations and the buffers that they re
 The engine executes this schedule and the memory plan lays it out, so the plan cannot differ from what runs.  It does
 not depend on the batch size.
 
-Memory is reused by the readers of each value:
+The readers of each value decide where memory is reused:
 
 - An elementwise layer overwrites its input if no other layer reads it.
 - Flatten, and dropout in inference, are other names for the same buffer.
@@ -208,8 +208,10 @@ class _Writer:
         """
         Fuse a batch norm's statistics into the product that computes its input.
 
+        `values` has the output's buffer number of each layer so far, and `saved` the norm's saved buffers by role.
+
         Returns:
-            dict: "statistics", which the norm reads then; empty if they are not fused.
+            dict: The buffer number of "statistics", which the norm reads then; empty if they are not fused.
         """
         time = self.produced.get(values[node.inputs[0]], -1)
         if not (self.sums and node.layer.has_statistics) or time < 0:
@@ -227,10 +229,10 @@ class _Writer:
         """
         Fuse the sums of a batch norm's gradient into the product that computes dy, the gradient of its result.
 
-        `reads` has the norm's input and statistics.
+        `reads` has the buffer numbers of the norm's input "x0" and its "statistics".
 
         Returns:
-            dict: "means", which the norm's operation reads then; empty if they are not fused.
+            dict: The buffer number of "means", which the norm's operation reads then; empty if they are not fused.
         """
         if not (self.sums and node.layer.has_statistics) or node.name in self.undone:
             return {}
@@ -251,7 +253,7 @@ class _Writer:
         return fused
 
     def sum_of_bias(self, node: Node, dy: int) -> bool:
-        """Fuse a bias's gradient into the product that computes dy by an activation's slope; return whether it is."""
+        """Fuse a bias's gradient into the product that makes `dy` by an activation's slope; return False if not."""
         time = self.written(dy)
         op = self.ops[time]
         if time < 0 or op.node is None or "curved" not in op.reads or "b" not in node.layer.parameter_shapes:
@@ -419,7 +421,7 @@ class _Writer:
         `name` is the layer that is sliced, `own` the range of channels, and `writes` the slice's buffers by role.
 
         Returns:
-            dict: "parts", that buffer, of which the slice overwrites its own channels; empty if there is none.
+            dict: "parts", the number of that buffer, whose own channels the slice overwrites; empty if there is none.
         """
         held, ranges = self.parts.pop(name, (None, []))
         if held is not None and any(own[0] < end and start < own[1] for start, end in ranges):

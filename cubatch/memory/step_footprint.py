@@ -18,7 +18,7 @@ from cubatch.workload import Workload
 @attrs.frozen(kw_only=True)
 class Footprint(Shown):
     """
-    All device memory of one configuration, in bytes.
+    The memory of the arrays of a step in bytes, part by part; libraries and the context of a GPU are not included.
 
     Attributes:
         weights: Parameters and running statistics.
@@ -32,8 +32,9 @@ class Footprint(Shown):
             Flatten and in-place layers add nothing.
         peak_layer: The layer during whose pass the most memory is alive.
         batch_size: Samples per step.
-        layers: One mapping per layer: name, type, output shape, parameters, bytes by part.
-        members: CPU threads with samples and gradients of their own.
+        layers: A mapping for the input and for each layer: "name", "type", "output_shape", number of "parameters", and
+            bytes of "weights", "activations", "activation_gradients" and "workspace".
+        members: CPU threads with samples and gradients of their own; 1 on a GPU.
     """
 
     weights: int

@@ -36,7 +36,7 @@ class Rule:
 
     @property
     def error(self) -> float:
-        """Error of the rule relative to the plan: 0.1 is ten percent too high."""
+        """Error of the rule, value / computed - 1: 0.1 is ten percent too high; infinite if `computed` is 0."""
         return self.value / self.computed - 1 if self.computed else float("inf")
 
     def to_mapping(self) -> dict[str, Any]:
@@ -63,8 +63,8 @@ def rules_of_thumb(
     Args:
         spec: A layer, a network, a mapping, a model's name or a path to a spec file.
         batch_size: Samples per step, for the rules about a given batch.
-        memory: Memory limit, for the rule about the largest batch. The rule is omitted if it is None, and with
-            `target_batch_size`.
+        memory: Memory limit: bytes, "12GiB" or "80%", for the rule about the largest batch. The rule is omitted if
+            `memory` is None or `target_batch_size` is given.
         mode, dtype, optimizer, recompute, device, library, target_batch_size: As for `footprint`, None included.
 
     Returns:
