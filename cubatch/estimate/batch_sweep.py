@@ -36,15 +36,16 @@ _GAIN = 0.01  # smallest gain in busy SMs of a better batch size
 
 def heaviest_layer(spec: Spec, kernel: Kernel, name: str | None = None) -> tuple[Layer, Pass]:
     """
-    Return the layer of a network that a kernel computes, and its pass: the named layer, else the one with most FLOP.
+    Return the layer of a network that a kernel computes, and its pass: the named layer, else that with most FLOP.
 
     Args:
         spec: The network, or a single layer.
-        name: Name of the layer; None chooses the one with most FLOP.
+        kernel: A tiled kernel variant.
+        name: Name of the layer; None chooses the layer with most FLOP.
 
     Raises:
         UnknownName: If no layer has this name.
-        InvalidArgument: If the kernel computes no layer, or not this one.
+        InvalidArgument: If the kernel is not tiled, computes no layer, or not the named layer.
 
     Example:
         >>> from cubatch.kernels import variant
@@ -156,11 +157,13 @@ def grid_of(layer: Layer, pass_: Pass, kernel: Kernel, batch_size: int, *, devic
     Return the distribution of a kernel's blocks over the SMs at a batch size.
 
     Args:
-        kernel: A tiled kernel of that pass.
+        kernel: A tiled kernel that computes the pass of the layer.
+        batch_size: Samples, from 1 to MAX_EXTENT.
         blocks_per_sm: Blocks that one SM holds; 0 if none fits.
 
     Raises:
-        InvalidArgument: If the kernel does not compute the pass, or the GPU's SMs are unknown.
+        InvalidArgument: If the kernel does not compute the pass, the number of the GPU's SMs is unknown, or the batch
+            size is out of range.
     """
     check_whole("batch_size", batch_size, most=MAX_EXTENT)
     problem = problem_of(layer, pass_, batch_size, kernel.dtype)
@@ -214,7 +217,7 @@ def batch_sweep(at: Callable[[int], Grid], num_sms: int, batch_size: int | None)
 
 
 def _work(grid: Grid) -> float:
-    """Return the work of the busiest SM: its blocks divided by the slices, in tiles of the product's full depth."""
+    """Return the blocks of the busiest SM / slices: its load in tiles of the product's full depth."""
     return grid.busiest_sm_blocks / grid.slices
 
 

@@ -83,7 +83,7 @@ def winograd_blocks(
 
 
 def largest_batch(blocks: Blocks, most: int, limit: int) -> int:
-    """Return the largest batch size up to `limit` with at most `most` blocks; 0 if even one sample has more."""
+    """Return the largest batch size n up to `limit` with blocks(n) <= `most`; 0 if even one sample has more."""
     return bisect.bisect_right(range(1, limit + 1), most, key=blocks)
 
 
@@ -98,7 +98,7 @@ def products(layer: Layer, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:
 
 
 def tiles(extent: int, tile: int) -> int:
-    """Return the number of tiles that cover an extent."""
+    """Return ceil(extent / tile): the number of tiles of `tile` elements that cover `extent` elements."""
     return -(-extent // tile)
 
 

@@ -165,7 +165,7 @@ def counted(
     """
     Return the kernel ranked first for a pass, with its blocks and the seconds of its arithmetic.
 
-    The result is None for a pass that only moves bytes, or if there is no such kernel.
+    The result is None for a pass that only moves bytes, or if no kernel of `among` computes the pass.
 
     Args:
         among: Names of the kernels that may be returned; None: all.
@@ -197,7 +197,7 @@ def _product_seconds(product: Counted, moved: int, per_second: float, device: De
 
 
 def was_timed(device: Device) -> bool:
-    """Return whether predicted times were fitted to measurements on GPUs of this compute capability."""
+    """Return whether predicted times were fitted to measurements on GPUs of the device's compute capability."""
     return device.compute_capability == _HOPPER
 
 

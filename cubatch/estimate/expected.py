@@ -44,7 +44,7 @@ def missing_facts(device: Device, dtype: str, library: str) -> tuple[str, ...]:
 
 def step_seconds(work: Workload, batch_sizes: Sequence[int]) -> list[float | None]:
     """
-    Return the predicted seconds of one step at each batch size, or the roofline if facts of the GPU are unknown.
+    Return the predicted seconds of one step at each batch size; the roofline's if `missing_facts` is not empty.
 
     Args:
         work: The workload; "im2col" counts as the vendor's products.
@@ -60,7 +60,7 @@ def step_seconds(work: Workload, batch_sizes: Sequence[int]) -> list[float | Non
 
 
 def predicted(work: Workload, batch_sizes: Sequence[int]) -> StepPrediction | None:
-    """Return the predicted seconds of a step and its passes at each batch size; None if the GPU lacks facts."""
+    """Return the predicted seconds of a step and its passes at each batch size; None if `missing_facts` has any."""
     if missing_facts(work.device, work.dtype, _model(work.library)):
         return None
     return step_of(work, batch_sizes)
@@ -70,7 +70,7 @@ def step_of(work: Workload, batch_sizes: Sequence[int], scales: Scales = UNSCALE
     """
     Return the predicted seconds of a step and its passes at each batch size.
 
-    Seconds of the GPU are multiplied by the factors in `scales`.
+    Predicted seconds of arithmetic and of bytes on the GPU are multiplied by the factors in `scales`.
     """
     step = predict_step(
         work.spec, batch_sizes, work.device, mode=work.mode, dtype=work.dtype, library=_model(work.library),
@@ -80,7 +80,7 @@ def step_of(work: Workload, batch_sizes: Sequence[int], scales: Scales = UNSCALE
 
 
 def takes_time(work: Workload) -> bool:
-    """Return whether a step moves or computes anything; a flatten alone does neither."""
+    """Return whether a step of the workload moves or computes anything; a flatten layer alone does neither."""
     passes = layer_passes(work.spec, work.mode)
     return any(node.layer.traffic(pass_, 1) or node.layer.pass_flops(pass_, 1) for node, pass_ in passes)
 

@@ -49,7 +49,7 @@ def sweep(needs: Needs, compute_capability: tuple[int, int], quantity: str) -> S
     Return the occupancy for all values of one resource of a launch.
 
     Args:
-        needs: The present needs of a block.
+        needs: The present threads, registers and shared memory of a block.
         compute_capability: Compute capability of the GPU.
         quantity: "threads" (1 to 1024), "registers" (0 to 255) or "shared" (0 bytes to all of an SM).
 

@@ -42,12 +42,12 @@ class Operator:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """The fields that must be equal at all batch sizes for an operator to count as the same."""
+        """The fields that identify an operator: records at several batch sizes with equal fields are one operator."""
         return self.name, self.kind, self.phase, self.pass_, self.dtype, len(self.extents), self.repeats
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """Numbers that grow with the batch: bytes read and written, FLOP, kernels, host calls, extents of products."""
+        """Bytes read and written, FLOP, kernels, host calls, then extents of products: they grow with the batch."""
         moved = self.read_bytes + self.written_bytes
         return (moved, self.flops, self.launches, self.host_calls, *(x for row in self.extents for x in row))
 
@@ -140,9 +140,9 @@ def predict_operators(
 
 def between(known: Sequence[int], values: Array, sizes: Array) -> Array:
     """
-    Return values at `sizes`, interpolated between `known` batch sizes and extrapolated beyond them linearly.
+    Return values at batch sizes `sizes`, interpolated linearly between `known` ones and extrapolated beyond them.
 
-    If only one size is known, its values are returned for all.
+    `values` has a row per known size, ascending. If only one size is known, its row is returned for all sizes.
 
     Example:
         >>> between([2, 4], np.array([[10.0], [14.0]]), np.array([3.0, 8.0])).ravel().tolist()

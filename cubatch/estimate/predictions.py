@@ -21,7 +21,7 @@ COMMON = 0.2
 
 @attrs.frozen
 class Scales:
-    """Factors on the predicted seconds of a GPU, fitted to its measurements."""
+    """Factors measured / predicted that multiply the predicted seconds of a GPU, fitted to its measurements."""
 
     compute: float = 1.0  # factor on the time of arithmetic
     memory: float = 1.0  # factor on the time of bytes
@@ -76,12 +76,12 @@ class Part:
 
 def never_measured(notes: list[ModelNote], *, is_unusual: bool, is_attention: bool) -> float | None:
     """
-    Return the relative standard deviation of predicted seconds for work without published times; None for other work.
+    Return the relative standard deviation of predicted seconds if no times were published for a pass; else None.
 
     Args:
         notes: A note on the missing times is appended, unless the result is None.
-        is_unusual: Whether the work is a convolution with groups or dilation.
-        is_attention: Whether the work is several products that depend on each other.
+        is_unusual: Whether the pass is of a convolution with groups or dilation.
+        is_attention: Whether the pass consists of products that depend on each other, as in attention.
     """
     if not (is_unusual or is_attention):
         return None
@@ -97,8 +97,8 @@ def step_sd(part: Part, counts: Array, total: Array) -> Array:
 
     Args:
         part: Predictions of distinct calls of the library.
-        counts: How often each occurs in the step.
-        total: Seconds of the step.
+        counts: Occurrences of each call in the step.
+        total: Seconds of the step, by batch size.
     """
     errors = part.seconds * counts[:, None] * part.sd[:, None]
     own, together = (errors**2).sum(axis=0), errors.sum(axis=0) ** 2

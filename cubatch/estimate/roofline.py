@@ -94,7 +94,7 @@ def roofline_seconds(
 @cached
 def _distinct_passes(spec: Spec, mode: str, library: str) -> Counter[tuple[Layer | None, Pass, int]]:
     """
-    Return how often each (layer, pass, further elements) occurs in a step; the layer is None if it is fused.
+    Return the occurrences of each (layer, pass, further elements per sample) in a step; the layer is None if fused.
 
     The result is cached, since all batch sizes share it.
     """

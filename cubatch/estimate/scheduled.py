@@ -22,7 +22,7 @@ from cubatch.network.passes import Pass
 
 @attrs.frozen
 class Scheduled:
-    """A pass of a layer in a step: whether it is an operation of its own, and what it moves for other layers."""
+    """A pass of a layer in a step: whether it is a separate operation, and the elements it moves for other layers."""
 
     node: Node  # the layer
     pass_: Pass  # one of its passes
@@ -38,7 +38,7 @@ class Scheduled:
 
     @property
     def layer(self) -> Layer:
-        """The layer that is computed."""
+        """The layer that kernels compute: `computed`, else the layer of the node."""
         return self.computed or self.node.layer
 
 
@@ -50,7 +50,7 @@ def scheduled_passes(
     experimental: frozenset[str] = frozenset(),
 ) -> tuple[Scheduled, ...]:
     """
-    Return the passes of one step in the order of `layer_passes`, each with whether it runs or is fused.
+    Return the passes of one step in the order of `layer_passes`; each records whether it runs or is fused.
 
     Any `library` but "cubatch" runs the schedule of the array library, "im2col". `experimental` is that of `schedule`.
 
@@ -90,7 +90,7 @@ def scheduled_passes(
 
 
 def _shares_sums(op: Op, pass_: Pass) -> bool:
-    """Return `Scheduled.summed` of a pass of an operation."""
+    """Return the value of `Scheduled.summed` for a pass of an operation."""
     if op.summed is not None or "log_sums" in op.reads | op.writes:
         return pass_ is not Pass.WGRAD
     return "means" in op.reads or (op.kind == "forward" and "statistics" in op.reads)

@@ -24,7 +24,7 @@ _KIB = 1024
 
 @attrs.frozen(kw_only=True, eq=False)
 class Architecture:
-    """A compute capability; sizes in bytes, registers of 32 bits, rates of one SM."""
+    """Resources of a compute capability: sizes in bytes, registers of 32 bits, rates per clock of one SM."""
 
     name: str  # NVIDIA's name of the generation: "Volta"
     compute_capability: tuple[int, int]  # (major, minor)
@@ -66,23 +66,23 @@ class Architecture:
 
     @property
     def arch(self) -> str:
-        """Its name for the compiler: "sm_70"."""
+        """The compiler's name of the architecture: "sm_70"."""
         return "sm_{}{}".format(*self.compute_capability)
 
     @property
     def number(self) -> int:
-        """Compute capability times ten."""
+        """Compute capability times ten, as an integer: 90 for (9, 0)."""
         major, minor = self.compute_capability
         return 10 * major + minor
 
     @property
     def has_tensor_cores(self) -> bool | None:
-        """Whether its GPUs have Tensor Cores; None where some have none."""
+        """Whether GPUs of this architecture have Tensor Cores; None if only some boards have them."""
         return None if self.boards_without else bool(self.tensor_dtypes)
 
     @property
     def is_compiled_for(self) -> bool:
-        """Whether the CUDA release of cubatch[kernels] can compile for it."""
+        """Whether the CUDA release of cubatch[kernels] can compile for this architecture."""
         return self.last_cuda is None or _release(self.last_cuda) >= _release(every().cuda)
 
 
@@ -140,7 +140,7 @@ def of(compute_capability: Sequence[int]) -> Architecture:
 @cache
 def like(compute_capability: tuple[int, int]) -> Architecture:
     """
-    Return the nearest architecture of the table: the same, else the last before it, else the first.
+    Return the architecture of the highest known compute capability up to the given one; else the lowest known.
 
     Example:
         >>> like((8, 6)).arch, like((99, 0)).arch, like((3, 5)).arch
@@ -165,7 +165,7 @@ def numbered(number: int) -> Architecture | None:
 @cache
 def surveyed() -> tuple[str, ...]:
     """
-    Return the architectures that every kernel is compiled for before a release.
+    Return the compiler's names of the architectures that every kernel is compiled for before a release.
 
     Example:
         >>> surveyed()[0], surveyed()[-1]

@@ -57,7 +57,7 @@ def resolve_library(library: str, device: Device, dtype: str = "float32") -> str
 
 
 def check_kernels(device: Device) -> None:
-    """Raise InvalidArgument if a GPU is too old for the kernels; one newer than the table is accepted."""
+    """Raise InvalidArgument if a GPU is too old for cubatch kernels; GPUs newer than all known ones are accepted."""
     if architectures.like(device.compute_capability or (99, 0)).is_compiled_for:
         return
     oldest = next(each.arch for each in architectures.known().values() if each.is_compiled_for)
@@ -67,7 +67,9 @@ def check_kernels(device: Device) -> None:
 
 def check_dtype(device: Device, dtype: str) -> None:
     """
-    Raise UnsupportedDtype if the device cannot compute with a dtype, UnknownName or InvalidArgument for no dtype.
+    Raise UnsupportedDtype if the device cannot compute with a dtype, UnknownName if no dtype has this name.
+
+    A dtype that is no text raises InvalidArgument.
 
     float16 and bfloat16 run on every GPU: without Tensor Cores, values are stored in 16 bits and computed in float32.
     The mode tf32 of Tensor Cores exists from sm_80 on.
@@ -110,7 +112,7 @@ def _dtype_remedy(device: Device) -> str:
 
 def peak_flops_per_second(device: Device, dtype: str) -> float | None:
     """
-    Return the peak FLOP per second with a dtype, None where it is not known; raise InvalidArgument for no dtype.
+    Return the peak rate with a dtype in FLOP/s, None if unknown; raise InvalidArgument if no dtype has this name.
 
     16-bit storage without Tensor Cores is computed in float32, at the float32 rate.
 

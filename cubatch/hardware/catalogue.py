@@ -29,7 +29,7 @@ _SPEED_DIFFERENCE = 0.03
 
 def names() -> tuple[str, ...]:
     """
-    Return the catalogue's name of every device, by generation.
+    Return the catalogue's name of every device, in order of generation.
 
     Example:
         >>> "h200-sxm" in names()
@@ -39,7 +39,7 @@ def names() -> tuple[str, ...]:
 
 
 def all_devices() -> tuple[Device, ...]:
-    """Return every device of the catalogue, by generation."""
+    """Return every device of the catalogue, in order of generation."""
     return tuple(_devices().values())
 
 
@@ -90,7 +90,7 @@ def board(
     bytes_per_second: float | None = None,
 ) -> Device | None:
     """
-    Return the board of the catalogue that matches what a driver reports; None unless exactly one matches.
+    Return the board of the catalogue that matches the values reported by a driver; None unless exactly one matches.
 
     Different boards may report one name (RTX 3060, GTX 1650): they differ in chip, SMs and memory.
 
@@ -127,7 +127,7 @@ def _devices() -> Mapping[str, Device]:
 
 @cache
 def _named() -> dict[str, tuple[str, ...]]:
-    """Return the catalogue's names of the devices that go by a name, by its key."""
+    """Return the catalogue's names of devices by the normalized form of each of their names, see `_key`."""
     named: dict[str, tuple[str, ...]] = {}
     for slug, facts in _tables().items():
         texts = (slug, facts["name"], *facts.get("aliases", ()), *facts.get("shared_names", ()))
@@ -153,7 +153,7 @@ def device_of(facts: Mapping[str, Any], slug: str = "") -> Device:
     Return the device of a row of `data/devices.toml`.
 
     Args:
-        facts: The row: valid values in the units of data sheets.
+        facts: The row: valid values by key, in the key's unit, such as boost_clock_mhz and memory_gib.
         slug: The catalogue's name of the device; empty if it is not in the catalogue.
     """
 

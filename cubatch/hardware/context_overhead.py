@@ -32,7 +32,7 @@ _ASSUMED_SMS = 132
 
 def overhead_bytes(device: Device) -> int:
     """
-    Return the bytes of GPU memory that a process takes in addition to its arrays.
+    Return the bytes of GPU memory that a process takes in addition to its arrays: measured earlier, else estimated.
 
     Example:
         >>> overhead_bytes(Device(name="a GPU", num_sms=80, compute_capability=(7, 0))) // 2**20
@@ -44,7 +44,7 @@ def overhead_bytes(device: Device) -> int:
 
 def source(device: Device) -> str:
     """
-    Return where `overhead_bytes` comes from, as a phrase.
+    Return whether the result of `overhead_bytes` is measured or estimated, as a phrase.
 
     Example:
         >>> source(Device(name="a GPU", num_sms=80, compute_capability=(7, 0)))
@@ -81,7 +81,7 @@ def _path() -> Path:
 
 
 def _read() -> dict[str, int]:
-    """Return the cached overheads in bytes by device; empty if the file is missing or damaged."""
+    """Return the cached overheads in bytes by "UUID DRIVER_VERSION"; empty if the file is missing or damaged."""
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         content = json.loads(_path().read_text(encoding="utf-8"))
         if isinstance(content, dict):

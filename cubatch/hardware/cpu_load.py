@@ -29,7 +29,7 @@ _PROCESS_TIMES = slice(11, 15)
 
 @attrs.frozen(kw_only=True)
 class Snapshot:
-    """CPU seconds up to a moment."""
+    """CPU time in seconds of all CPUs since boot, and of this process, up to a moment."""
 
     when: float  # the moment, in seconds of a monotone clock
     num_cpus: int  # CPUs that are online
@@ -41,7 +41,7 @@ class Snapshot:
 
 @attrs.frozen(kw_only=True)
 class CpuLoad:
-    """CPU time that was taken between two snapshots."""
+    """CPU time that other processes and the hypervisor took between two snapshots."""
 
     others: float  # CPUs that other processes kept busy on average: their CPU seconds per second
     steal: float  # share of the time of all CPUs that the hypervisor took, in [0, 1]
@@ -50,7 +50,7 @@ class CpuLoad:
 
 def snapshot(worker_pid: int | None = None, *, root: Path = ROOT) -> Snapshot | None:
     """
-    Return the CPU times up to now; None where there is no /proc/stat.
+    Return the CPU times in seconds up to now; None without a readable /proc/stat.
 
     Args:
         worker_pid: A child of this process that measures for it and has not been waited for.
@@ -66,7 +66,7 @@ def snapshot(worker_pid: int | None = None, *, root: Path = ROOT) -> Snapshot | 
 
 def between(before: Snapshot | None, after: Snapshot | None) -> CpuLoad | None:
     """
-    Return the load between two snapshots; None where one is missing, or too little time lies between them.
+    Return the load between two snapshots; None if a snapshot is None, or less than MIN_SECONDS lies between them.
 
     Example:
         >>> before = Snapshot(when=0, num_cpus=2, total_seconds=0, busy_seconds=0, steal_seconds=0, own_seconds=0)
@@ -112,7 +112,9 @@ def read_stat(text: str, ticks: int, *, when: float, own_seconds: float) -> Snap
 
 def process_seconds(text: str, ticks: int) -> float:
     """
-    Return from /proc/PID/stat the CPU seconds of a process, its threads, and the children that it has waited for.
+    Return the CPU seconds of a process, its threads, and the children that it has waited for.
+
+    `text` is the content of /proc/PID/stat, which counts `ticks` per second; 0.0 for an empty text.
 
     Example:
         >>> process_seconds("7 (a) b) S 1 7 7 0 -1 0 0 0 0 0 150 50 20 10 20 0 9 0 0", 100)

@@ -29,7 +29,8 @@ def resolve_devices(
         device: With a number, which kind of device: a GPU or the CPU; None: GPUs if there are any, else the CPU.
 
     Raises:
-        InvalidArgument: If the list has one device, a GPU twice, or GPUs and the CPU, or a number is out of range.
+        InvalidArgument: If the list has one device, a GPU twice, or GPUs and the CPU.  Also if a number is out of
+            range, or both a list and `device` are given.
         DeviceNotAvailable: If a device is not in this machine.
 
     Example:
@@ -76,7 +77,7 @@ def _usable_cpus() -> list[int]:
 
 def cpu_groups(threads: int) -> list[list[int]]:
     """
-    Return lists of `threads` CPU numbers, one for each instance that this process may run at the same time.
+    Return as many disjoint lists of `threads` CPU numbers as the CPUs of this process allow.
 
     Example:
         >>> [len(group) for group in cpu_groups(1)] == [1] * host.cpu_threads()

@@ -82,7 +82,7 @@ def load() -> Any:
 
 
 def version(cuda: Any) -> tuple[int, int]:
-    """Return the newest CUDA version that a loaded driver supports, as (major, minor)."""
+    """Return the newest CUDA version that the driver loaded by `load` supports, as (major, minor)."""
     number = ctypes.c_int()
     _check(cuda.cuDriverGetVersion(ctypes.byref(number)), "cuDriverGetVersion")
     return number.value // 1000, number.value % 1000 // 10

@@ -24,7 +24,7 @@ _positive = validators.optional(validators.gt(0))
 
 
 def _capability(value: Sequence[int] | None) -> tuple[int, int] | None:
-    """Return a pair of whole numbers, also of NumPy or JSON, as Python's; None stays None, the rest is rejected."""
+    """Return a sequence of two integers as Python ints, or None for None; raise InvalidArgument otherwise."""
     if value is None:
         return None
     if (
@@ -59,7 +59,8 @@ class Device:
         clock_hz: Boost clock in hertz.
         tensor_cores: Whether it has Tensor Cores; None where unknown.
         power_limit_watts: Board power by the data sheet, or the limit in force on a live device.
-        uuid, mig, index: Identity of a live GPU; None or 0 otherwise.
+        uuid, mig, index: Of a live GPU: its uuid, the profile of its MIG slice (or None), its CUDA number. Otherwise
+            None, None and 0.
         integrated: Whether a live GPU's memory is the host's.
         threads: CPU threads that this process may use; None on a GPU.
         caches: Sizes of a CPU's caches in bytes by level: {"L1d": ..., "L2": ..., "L3": ...}.
@@ -111,5 +112,5 @@ class Device:
         return f"{self.name} (cuda:{self.index})" if self.live and self.kind == "cuda" else self.name
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the facts as a plain mapping, for JSON."""
+        """Return the attributes by name as a dict that JSON can hold."""
         return attrs.asdict(self) | {"compute_capability": self.compute_capability and [*self.compute_capability]}

@@ -18,7 +18,7 @@ _PEAKS = ("used_bytes", "power_watts", "temperature_celsius", "utilization_perce
 
 @attrs.define(kw_only=True)
 class GpuRecord:
-    """State of a GPU, or of a MIG slice, since the watch began."""
+    """State of a GPU, or of a MIG slice, since the GpuHistory was created."""
 
     gpu: Listed  # the GPU, as NVML lists it
     now: Snapshot = attrs.field(factory=Snapshot)  # the latest state; values that the GPU does not report are None
@@ -31,13 +31,13 @@ class GpuRecord:
     problem: str = ""  # why the latest reading failed; empty if it did not
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the record as a plain mapping, for JSON."""
+        """Return the attributes by name as a dict for JSON, and `processes` as a phrase under "holders"."""
         return attrs.asdict(self) | {"course": list(self.course), "holders": name_processes(self.processes)}
 
 
 class GpuHistory:
     """
-    Reads the state of all GPUs of this machine repeatedly, and holds the highest values.
+    Reads the state of all GPUs of this machine at each call of `read`, and records the highest values.
 
     Raises:
         DeviceNotAvailable: If NVML is missing, or lists no GPU.
@@ -54,7 +54,7 @@ class GpuHistory:
         self._first_joules: dict[str, float | None] = {}
 
     def read(self) -> list[GpuRecord]:
-        """Read every GPU and return their records; `problem` of a record is set if its GPU cannot be read."""
+        """Read every GPU and return the records; the `problem` of a record is not empty if its GPU cannot be read."""
         for record in self._records:
             if record.gpu.uuid is not None:
                 self._update(record, record.gpu.uuid)

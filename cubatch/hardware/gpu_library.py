@@ -31,10 +31,11 @@ def cupy(purpose: str = "computing on a GPU") -> ModuleType:
     Import and return CuPy, which takes seconds and needs a driver.
 
     Args:
-        purpose: What needs CuPy, as the beginning of a sentence.
+        purpose: The task that needs CuPy, as the subject of the error's sentence.
 
     Raises:
-        MissingDependency: If CuPy is not installed; UnsupportedVersion if it is of a version that is not supported.
+        MissingDependency: If CuPy is not installed.
+        UnsupportedVersion: If the version of CuPy or of its CUDA is not supported.
 
     Example:
         >>> cupy().__name__  # doctest: +SKIP
@@ -51,10 +52,10 @@ def cupy(purpose: str = "computing on a GPU") -> ModuleType:
 @contextlib.contextmanager
 def translating(operation: str) -> Iterator[None]:
     """
-    Translate errors of CUDA in CuPy into DeviceFailed, and out-of-memory errors of any library into OutOfMemory.
+    Raise CUDA errors of CuPy in the block as DeviceFailed, and out-of-memory errors of any library as OutOfMemory.
 
     Args:
-        operation: What the block does, as the beginning of a sentence.
+        operation: The operation of the block, as the beginning of the error's sentence. Other errors pass unchanged.
 
     Example:
         >>> with translating("waiting for the GPU"):  # doctest: +SKIP
@@ -75,7 +76,7 @@ def translating(operation: str) -> Iterator[None]:
 
 
 def late(cuda_status: int) -> str:
-    """Return a sentence that an earlier kernel may have caused the fault; empty where that is impossible."""
+    """Return a hint that an earlier kernel may have caused a CUDA status; empty text if it cannot have."""
     is_blocking = os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0")  # each launch waits for its kernel
     if is_blocking or not DeviceFailed("", "", "", cuda_status).is_fatal:
         return ""

@@ -63,7 +63,7 @@ def cpu_periods(root: Path = ROOT) -> dict[str, tuple[int, int]]:
 
 def throttled_share(before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]]) -> float | None:
     """
-    Return the largest share of throttled periods between two results of `cpu_periods`; None if it is negligible.
+    Return the largest share of throttled periods between two results of `cpu_periods`; None if it is below 2 %.
 
     Example:
         >>> throttled_share({"job": (100, 7)}, {"job": (200, 50)})

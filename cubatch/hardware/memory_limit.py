@@ -25,7 +25,7 @@ _WORTH_NAMING = 0.05  # share of a GPU's memory from which other processes are n
 
 @attrs.frozen
 class MemoryLimit:
-    """The memory that a run may use, and why."""
+    """The bytes of memory that a run may use, and the origin of this limit."""
 
     bytes: int  # the limit, at least 0
     free_bytes: int  # free memory when the limit was computed; percentages refer to it
@@ -37,15 +37,15 @@ class MemoryLimit:
 
 def memory_limit(device: Device, requested: int | str | None = None, *, held: int = 0) -> MemoryLimit:
     """
-    Return how much memory a run on a device may use: the smaller of the requested and the available memory.
+    Return the memory that a run on a device may use: the smaller of the requested and the available memory.
 
     - GPU in this machine: free memory by NVML, less the overhead of the CUDA context and libraries. If NVML reports
       nothing and the GPU shares the CPU's memory: 0.8 x available main memory, less the same overhead.
     - Absent GPU, or one for which NVML reports nothing: its capacity less the overhead.
-    - CPU: 0.8 x the smallest of available memory, what the cgroup leaves, and what `ulimit -v` and `-d` leave.
+    - CPU: 0.8 x the smallest of the available memory and of the bytes still allowed by cgroup, `ulimit -v` and `-d`.
 
     Args:
-        requested: None, bytes, "8GiB", or "80%" of free and held memory.
+        requested: None (no request), bytes, "8GiB", or "80%" of free and held memory.
         held: Bytes that this process already holds for the run; they count as free.
 
     Raises:

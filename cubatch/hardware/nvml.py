@@ -131,7 +131,7 @@ class Monitor:
         self.is_mig = uuid.startswith("MIG-")
 
     def snapshot(self) -> Snapshot:
-        """Return all values, read now."""
+        """Read and return all fields; raise DeviceFailed if NVML reports an error."""
         return self._figures((*_SIZES, *_BOARD_FIGURES, "event_reasons"), self._ask)
 
     def memory(self) -> Snapshot:
@@ -147,11 +147,11 @@ class Monitor:
         return self._figures(["power_limit_watts"], self._try).power_limit_watts
 
     def pace(self) -> Snapshot:
-        """Return SM clock and the reasons for it, read in two calls: to read all may last as long as a timing."""
+        """Return only the SM clock in MHz and its reasons: reading all fields may last as long as a timing."""
         return self._figures(_CLOCK, self._try)
 
     def vitals(self) -> Snapshot:
-        """Return temperature, power, utilization and used memory, read in four calls; on a MIG device memory alone."""
+        """Return only temperature, power, utilization and used memory; for a MIG device, used memory alone."""
         return self._figures(_VITALS, self._try)
 
     def energy_joules(self) -> float | None:

@@ -53,7 +53,8 @@ def device(name: str | None = None) -> Device:
 
     Raises:
         DeviceNotAvailable: If the name means a live device that is not in this machine.
-        InvalidArgument: If several devices of the catalogue have the name, or the file describes no device.
+        InvalidArgument: If several devices of the catalogue have the name, the file describes no device, or `name` is
+            neither text nor None.
         UnknownName: If no device has that name.
         DeviceFailed: If there is a GPU driver and it does not work.
 
@@ -87,8 +88,11 @@ def resolve(device: Device | str | None, *, live: bool = True) -> Device:
 
     Args:
         device: None, a name as for `device()`, or a Device.
-        live: Whether it must be in this machine, because it is measured on. A name or a Device of the catalogue then
-            means the first GPU here that is of that kind.
+        live: Whether the device must be in this machine, for measurements. A name or a Device of the catalogue then
+            means the first GPU of this machine that is of that kind.
+
+    Raises:
+        DeviceNotAvailable: If the device must be in this machine and is not; for names also the errors of `device()`.
 
     Example:
         >>> resolve("cpu").live

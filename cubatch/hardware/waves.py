@@ -85,7 +85,7 @@ def busiest_sm_blocks(num_blocks: int, num_sms: int) -> int:
 
 def fill(num_blocks: int, num_sms: int) -> float:
     """
-    Return the share of the device's SM time that a grid uses, in (0, 1], if every block costs the same.
+    Return the share of all SMs' time for which a grid of blocks keeps them busy, in (0, 1], if blocks cost the same.
 
     Example:
         >>> fill(48, 48), round(fill(49, 48), 2)
