@@ -40,9 +40,12 @@ class Share:
     @classmethod
     def of(cls, exchange: Exchange | None, batch_size: int, samples: int) -> Self:
         """
-        Return this rank's share of a step; all ranks must call this with their numbers of samples.
+        Return this rank's share of a step; all ranks must call this.
 
-        Without an exchange (None) it is the whole step.
+        Args:
+            exchange: The exchange of this rank; None: one rank has the whole step.
+            batch_size: Samples of this rank that go through together.
+            samples: Samples of this rank in the step.
         """
         if exchange is None:
             return cls(slice(0, samples), [samples], batch_size)
@@ -95,7 +98,7 @@ def buckets(program: Schedule, itemsize: int, least_bytes: int) -> list[Bucket]:
 
 class DataParallel(Model):
     """
-    A rank's copy of a network in training.
+    The copy of a network that one rank, a process with a device, trains.
 
     All ranks create it with the same network and settings, and call `prepare`, `step`, `update`, `loss` and
     `share_statistics` together; batch sizes may differ.
@@ -153,7 +156,7 @@ class DataParallel(Model):
         return then_sum
 
     def _begin(self, place: Place, part: slice) -> None:
-        """Add up all members' gradients of a range of the parameters, and begin to sum that over the ranks."""
+        """Add up all members' gradients of a range of the parameters, and begin to sum the result over the ranks."""
         if len(self._gradients) > 1:
             place.team.barrier(place.rank)
             share = place.team.shard(part.stop - part.start, place.rank)

@@ -74,7 +74,7 @@ def wgrad(shape: ConvShape, x: Any, dy: Any, *, dw: Any, db: Any, workspace: Any
 
 
 class _Work:
-    """Scratch memory of one call, and the blocks of samples and rows that it allows."""
+    """Scratch memory of a depthwise pass over the array `like`, and the blocks of samples and rows that it allows."""
 
     def __init__(self, shape: ConvShape, like: Any, workspace: Any) -> None:
         self.xp, self._shape, self._dtype = of(like), shape, like.dtype
@@ -94,7 +94,7 @@ class _Work:
 
     def add_up(self, rows: Any, total: Any, spare: Any) -> None:
         """
-        Add the sum over rows to `total`; `spare` is overwritten.
+        Add the sum over rows (n, c) to `total` (c,); `spare` (c,) is overwritten.
 
         A product with ones is many times faster than a reduction over rows.
         """
@@ -112,7 +112,11 @@ class _Work:
 
 
 def reaches(vertical: Axis, horizontal: Axis, rows: slice) -> Iterator[Reach]:
-    """Yield for each tap, in order, the outputs in a band of rows that read an input through it, and those inputs."""
+    """
+    Yield for each tap, in order, the outputs in a band of rows that read an input through it, and those inputs.
+
+    Both are a range of rows and a range of columns.
+    """
     for row in range(vertical.taps):
         p, source_rows = vertical.valid(row, rows.start, rows.stop)
         for column in range(horizontal.taps):

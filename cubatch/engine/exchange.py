@@ -66,7 +66,7 @@ class Exchange(Protocol):
         """Make all later work wait for the sums that were begun."""
 
     def exchanged(self) -> Exchanged:
-        """Wait for the sums since the last call, and return their times."""
+        """Wait for the sums since the last call, and return their begins and ends in seconds."""
 
     def close(self) -> None:
         """Release the resources."""
@@ -130,7 +130,7 @@ class MpiExchange:
             raise WorkerFailed(f"MPI could not sum gradients: {self._error}") from self._error
 
     def exchanged(self) -> Exchanged:
-        """Wait for the sums since the last call, and return their times."""
+        """Wait for the sums since the last call, and return their begins and ends in seconds."""
         self.finish()
         exchanged = Exchanged(tuple(self._spans), self._exposed)
         self._spans.clear()
@@ -165,7 +165,7 @@ class NcclExchange:
         index: Number of this rank's GPU in CuPy.
 
     Raises:
-        MissingDependency: If CuPy comes without NCCL.
+        MissingDependency: If CuPy is not installed, or comes without NCCL.
     """
 
     bucket_bytes = 25 << 20  # default of PyTorch's DistributedDataParallel, from measurements (arXiv:2006.15704)

@@ -26,7 +26,8 @@ def drawn(network: Network, seed: int) -> np.ndarray[Any, Any]:
     """
     Return a network's initial parameters as one flat float32 array.
 
-    They are the network's weights, or else random numbers (He et al., 2015, arXiv:1502.01852).
+    They are copied from `network.weights`. Other filters are normal random numbers from `seed` (He et al., 2015,
+    arXiv:1502.01852), and so are tokens and positions, with deviation 0.02. Other gammas are 1, the rest is 0.
     """
     random = np.random.default_rng(seed)
     flat = np.zeros(network.parameters, dtype=np.float32)
@@ -67,7 +68,7 @@ def places(network: Network) -> dict[tuple[str, str], slice]:
     """
     Return the range of each parameter in a flat array, by layer and name, in the array's order.
 
-    Parameters of whole 16-byte vectors come first, so that they are aligned for kernels that load vectors.
+    Parameters whose sizes are multiples of 8 come first, so that they are aligned for kernels that load vectors.
     """
     named = [(node.name, *item) for node in network.nodes for item in node.layer.parameter_shapes.items()]
     parts, start = {}, 0
@@ -78,7 +79,7 @@ def places(network: Network) -> dict[tuple[str, str], slice]:
 
 
 def views(network: Network, flat: Any) -> dict[str, dict[str, Any]]:
-    """Return views of a flat array's parameters by layer and name."""
+    """Return the parameters in a flat array by layer and name, as views with their shapes."""
     parts = places(network)
     return {
         node.name: {
@@ -94,16 +95,16 @@ class Stepper:
     Updates parameters by their gradients, and holds the optimizer's state.
 
     Args:
-        flat: The parameters, in their storage type.
-        dtype: Dtype of the parameters.
+        flat: 1-D array of the parameters, in their storage type.
+        dtype: Dtype of the parameters: "float32", "tf32", "float16" or "bfloat16".
         optimizer: "sgd", "momentum" or "adam".
-        operations: The functions that compute.
-        xp: The array module that owns the memory.
+        operations: A namespace of the functions of `functional`.
+        xp: The array module that owns the memory: NumPy or CuPy.
 
     Attributes:
         master: float32 copy of 16-bit parameters, which steps change; None for wider parameters.
-        state: The optimizer's arrays.
-        loss_scale: State of `loss_scale`; None if the loss is not scaled.
+        state: The optimizer's flat arrays: none, the velocity, or Adam's mean and square.
+        loss_scale: State of the module `loss_scale`, four words; None if the loss is not scaled.
         sums: Gradients added up since the last step, at least float32; None if each step has its own.
     """
 
@@ -140,8 +141,8 @@ class Stepper:
         Args:
             team, rank: The members, and the rank of the caller.
             gradients: Flat gradient of each member.
-            number: Number of the step, from 1; a number or an array.
-            learning_rate: Learning rate of the step; a number or an array.
+            number: Number of the step, from 1; a number or an array of one element.
+            learning_rate: Learning rate of the step; a number or an array of one element.
             workspace: 1-D uint8 array for this member.
         """
         team.barrier(rank)

@@ -1,4 +1,4 @@
-"""Ctrl-C that waits until the current work can be saved."""
+"""Delay of Ctrl-C (SIGINT) and SIGTERM until the running step has ended and can be saved."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 class Interrupts:
     """
-    Delays signals that would raise in the middle of a step, until `deliver`; a second one raises at once.
+    Delays SIGINT and SIGTERM until `deliver` or the end of the context; a second signal is handled at once.
 
     Signals without a Python handler are not touched. Nor is any signal outside the main thread, since signals reach no
     other thread.
 
     Args:
-        are_held: Whether to delay signals; if False, they raise at once.
+        are_held: Whether to delay signals; if False, their handlers are called at once.
 
     Attributes:
         has_come: Whether a signal has come that was not delivered yet.

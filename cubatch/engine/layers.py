@@ -42,7 +42,7 @@ class Ops:
     draws: bool = False
 
     def run(self, at: Bound, given: dict[str, Any]) -> None:
-        """Call the functions of the operation's pass, with `given` and the arguments that only this type has."""
+        """Call the functions of the pass with `given`, arguments by name, and the arguments that only this type has."""
         names = self.backward if at.op.kind == "backward" else self.forward
         given = given | self.more(at) if self.more else given
         for name in names if at.training else self.inference or names:
@@ -55,10 +55,10 @@ class Ops:
 
 def _shared_sums(at: Bound, name: str) -> dict[str, Any]:
     """
-    Return the arguments of kernels where a product computes the sums of a batch norm next to it, or a slope.
+    Return further arguments of kernels by name, if a product also computes a batch norm's sums or a slope.
 
-    A product gets the arguments of its norm, or of the activation before it, as "norm". A norm gets what the product
-    computed: "has_statistics" forward, "means" backward. Empty if no product computes sums.
+    A product gets the arguments of that norm, or of the activation before it, as "norm". The norm gets the product's
+    results: "has_statistics" forward, "means" backward. Empty if no product computes sums or a slope.
     """
     place, norm = at.place, at.op.summed
     if "curved" in at.reads:
@@ -101,6 +101,9 @@ def bind(op: Op, place: Place, *, training: bool) -> Work:
         op: The operation; its arrays are the buffers of `place` that it reads and writes.
         place: The shard on which the operation works.
         training: Whether statistics of the batch are used, and stored for the backward pass.
+
+    Raises:
+        ValueError: If an operation other than "accumulate" and "fold" has no layer or no workspace.
     """
     if op.kind == "accumulate":
         x0, x1, y = (place.arena[number].reshape(-1) for number in (*op.reads.values(), *op.writes.values()))
@@ -193,8 +196,8 @@ def _batch_norm2d(at: Bound) -> dict[str, Any]:
     """
     Return the arguments that a batch norm takes in addition to its input and parameters.
 
-    In inference these are "running_mean" and "running_var". In training they are "mean", "inv_std", "count", "reduce",
-    and for one member the running ones, which it updates.
+    In inference these are "running_mean" and "running_var". In training they are "mean", "inv_std", "count", "reduce".
+    The first member of the team also gets "running_mean" and "running_var", which it updates.
     """
     place, state = at.place, at.place.states[at.name]
     running = {"running_mean": state["mean"], "running_var": state["var"]}
@@ -251,7 +254,7 @@ NOT_WRITTEN = Ops()
 
 
 def _ops(name: str, more: Callable[[Bound], dict[str, Any]] | None = None, **options: Any) -> Ops:
-    """Return the functions of a type of layer: `name`, and `name`_backward for all gradients; `more` None: no more."""
+    """Return the functions of a type of layer: `name`, and `name`_backward for all gradients; `more` None: none."""
     return Ops((name,), (f"{name}_backward",), more, **options)
 
 

@@ -75,6 +75,9 @@ class Learned:
 
         "clock" has the number of batches and that of optimizer updates, as int64. There is no random state. The masks
         of dropout are drawn from the seed, the first of these, and the first sample of a thread's share of the batch.
+
+        Raises:
+            InvalidArgument: If gradients have been added up since the last step of the optimizer.
         """
         if self._added:
             batches = f"with the gradients of {self._added} batch{'es' * (self._added > 1)} added up"
@@ -88,7 +91,7 @@ class Learned:
         """Restore a snapshot bit for bit and discard added-up gradients; raise InvalidArgument if it does not match."""
         own = self._arrays()
         if "clock" not in arrays or (arrays["clock"].shape, arrays["clock"].dtype) != ((2,), np.int64):
-            raise InvalidArgument("snapshot", "arrays without a valid 'clock'", "what `snapshot` returned")
+            raise InvalidArgument("snapshot", "arrays without a valid 'clock'", "the arrays that `snapshot` returned")
         for name, array in own.items():
             if name not in arrays or (arrays[name].shape, arrays[name].dtype) != (array.shape, array.dtype):
                 given = f"arrays in which {name} is missing or differs"

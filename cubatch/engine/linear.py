@@ -79,7 +79,7 @@ def _tile_by_tile(
     workspace: Any,
 ) -> None:  # fmt: skip
     """
-    Write x (rows, inputs) times w (inputs, outputs) to `out` with the other terms of `linear`.
+    Write x (rows, inputs) times w (inputs, outputs) to `out`, with the other terms of `linear` or `linear_dgrad`.
 
     It computes a tile of rows at a time in `workspace`, so that `residual` may be `out`.
     """
@@ -112,7 +112,7 @@ def linear_dgrad(
         dy: Gradient of the output (..., k).
         w: Filter (k, c).
         residual: Added to dx, of its shape: the gradient from other branches. May be `out`.
-        positive: The output of a ReLU before, of dx's shape: dx, residual included, is 0 where it is 0.
+        positive: The output of a ReLU before, of dx's shape. Where that output is 0, dx is 0, residual included.
         out: Where dx goes: (..., c).
         workspace: Scratch memory, see `functional`; None allocates it.
     """
@@ -133,8 +133,8 @@ def linear_wgrad(x: Any, dy: Any, *, dw: Any, db: Any = None, workspace: Any = N
     Args:
         x: The forward pass's input (..., c).
         dy: Gradient of the output (..., k).
-        dw: The filter's gradient (k, c).
-        db: The bias's gradient (k,), or None.
+        dw: Receives the filter's gradient (k, c).
+        db: Receives the bias's gradient (k,); None leaves it out.
         workspace: Not used; hand-written kernels need it.
     """
     xp, (k, c) = of(x), dw.shape

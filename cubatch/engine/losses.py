@@ -42,6 +42,7 @@ def softmax_backward(dy: Any, y: Any, *, out: Any = None, workspace: Any = None)
 
     Args:
         dy: Gradient of the probabilities (..., classes).
+        y: The probabilities that `softmax` returned.
         out: Where dx goes; may be dy.
         workspace: Scratch memory, see `functional`; None allocates it.
     """

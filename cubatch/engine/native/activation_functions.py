@@ -17,7 +17,7 @@ ACTIVATIONS = ("none", "relu", "relu6", "silu", "sigmoid", "hard_sigmoid", "hard
 
 
 def activation_code(kind: str) -> int:
-    """Return the number by which the kernels know an activation function."""
+    """Return the number of an activation function in the kernels; raise InvalidArgument if it is not in ACTIVATIONS."""
     if kind not in ACTIVATIONS:
         raise InvalidArgument("kind", kind, "one of " + ", ".join(ACTIVATIONS))
     return ACTIVATIONS.index(kind)

@@ -26,8 +26,8 @@ def in_memory(like: Any, value: Any, kind: Any) -> Any:
     Return a number as an array of one element, from which kernels read a value that changes from step to step.
 
     Args:
-        like: An array of the module that allocates.
-        value: A number, or such an array, which is checked.
+        like: An array of NumPy or CuPy, the module that allocates.
+        value: A number; or an array (1,) of type `kind`, which is returned. Other arrays raise InvalidArgument.
         kind: NumPy's type of the element.
     """
     if isinstance(value, int | float | np.generic):
@@ -38,7 +38,7 @@ def in_memory(like: Any, value: Any, kind: Any) -> Any:
 
 def check(dtype: Any, shape: Sequence[int] | None = None, /, **arrays: Any) -> None:
     """
-    Raise InvalidArgument unless all arrays are C-contiguous, of one type and of one shape; None is allowed.
+    Raise InvalidArgument unless all arrays are C-contiguous, and of the given type and shape; an array may be None.
 
     A kernel would access memory beyond the end of a smaller array.
 
@@ -89,7 +89,8 @@ def take_workspace(workspace: Any, like: Any, num_bytes: int) -> Any:
     """
     Return the given workspace; if it is None a new one, or inside `sharing_workspace` the shared one.
 
-    A new one has `num_bytes` bytes and is allocated by the module of `like`.
+    A new one has `num_bytes` bytes and is allocated by the module of `like`. InvalidArgument is raised if the given one
+    has fewer.
     """
     if workspace is None:
         shared = _shared.get()
@@ -109,7 +110,11 @@ def floats(workspace: Any, count: int, *, start: int = 0) -> Any:
 
 
 def summing_kernel(context: Context, operation: str, like: Any, rows: int) -> Kernel:
-    """Return the kernel that sums `rows` rows of arrays like `like`: in reverse order if the context reverses sums."""
+    """
+    Return the kernel of an operation that sums over `rows` rows of arrays like `like`.
+
+    If the context reverses sums, the kernel starts at the last row, except for 2^31 rows or more.
+    """
     is_reversed = context.reverses_sums and rows < _COUNTED_ROWS
     return find(f"{operation}_reversed" if is_reversed else operation, dtype_of(like))
 

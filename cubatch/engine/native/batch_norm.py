@@ -54,7 +54,7 @@ def batch_norm_train(context: Context, given: SimpleNamespace, *, has_statistics
 
 def batch_norm_statistics(context: Context, x: Any, *, workspace: Any, **results: Any) -> None:
     """
-    Compute mean and inverse deviation of a batch (..., c), and update running statistics.
+    Compute mean and 1 / sqrt(variance + eps) of a batch (..., c), and update running statistics.
 
     Args:
         x: The batch.
@@ -80,7 +80,7 @@ def batch_norm_finish(
     running_mean: Any = None, running_var: Any = None, momentum: float = 0.1, eps: float = 1e-5, workspace: Any = None,
 ) -> None:  # fmt: skip
     """
-    Compute mean and inverse deviation of a batch from the moments of its tiles, and update running statistics.
+    Compute mean and 1 / sqrt(variance + eps) of a batch from moments of its tiles, and update running statistics.
 
     Args:
         partials: Count, mean and sum of squared deviations: float32 (tiles, 3, c), flat.
@@ -183,7 +183,8 @@ def batch_norm_backward(context: Context, given: SimpleNamespace, *, means: Any 
     """
     Launch the kernels of `functional.batch_norm_backward` in `batch_norm_backward_workspace` bytes; return dx.
 
-    `means` (2, c), if given, is what `gradient_sums` left: see `norm_sums`. dgamma and dbeta are complete then.
+    `means` (2, c), if given, are those that `gradient_sums` computes: see `norm_sums`. Then dgamma and dbeta have been
+    computed too.
     """
     dy, x, gamma, mean, inv_std, dx = given.dy, given.x, given.gamma, given.mean, given.inv_std, given.out
     channels, rows = x.shape[-1], _whole_batch(x, given.count)

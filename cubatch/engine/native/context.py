@@ -1,4 +1,4 @@
-"""What an operation needs to launch kernels: facts of the device, the choice of variants, and the launcher."""
+"""The context in which operations launch kernels: the device, the choice of variants, and the launcher."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class Launcher(Protocol):
 
         Args:
             grid: Blocks in x, y and z.
-            arguments: In the order of its parameters: arrays and None are passed as pointers, NumPy scalars by value.
+            arguments: In the order of the kernel's parameters: arrays and None are passed as pointers, NumPy scalars
+                and tensor maps by value.
         """
 
 
@@ -57,9 +58,10 @@ class Context:
 
     def choose(self, problem: Problem, run: Callable[[SplitKernel], object] | None = None) -> SplitKernel:
         """
-        Return the variant that runs a problem, and its slices.
+        Return the variant that runs a problem, and its slices; of a refused family only if there is no other.
 
         Args:
+            problem: The product or convolution.
             run: Launches a variant on the arrays, overwriting the result; None: choose without a trial launch.
         """
         prepare = None if run is None else functools.partial(backend.prepare, run)
@@ -101,7 +103,7 @@ class Context:
 
 
 def dtype_of(array: Any) -> str:
-    """Return the dtype of an array's elements; bfloat16 is stored as its bits, in uint16."""
+    """Return the dtype of an array's elements, "bfloat16" for uint16; raise InvalidArgument if kernels lack it."""
     name = str(array.dtype)
     if name not in _STORAGE:
         raise InvalidArgument("dtype", name, "float32, float16 or uint16 (the bits of bfloat16)")
