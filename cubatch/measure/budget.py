@@ -41,7 +41,7 @@ class Budget:
     _compiled: float = attrs.field(default=0.0, init=False)
 
     def start(self, now: Callable[[], float]) -> None:
-        """Start counting by this clock."""
+        """Start counting by `now`, which returns the seconds of a monotonic clock."""
         self._now, self._started = now, now()
 
     def forgive(self, seconds: float) -> None:
@@ -52,7 +52,8 @@ class Budget:
         """
         Do not count seconds of compiling, and return those not counted.
 
-        They are all seconds of the first compilation; those of later ones only up to a limit for all together.
+        The first compilation does not count at all.  Later ones do not count until all together, the first included,
+        took 10 s, or half of the budget if that is more.
         """
         most = max(FREE_COMPILE_SECONDS, FREE_COMPILE_SHARE * self.seconds)
         free = min(seconds, max(0.0, most - self._compiled)) if self._compiled else seconds
@@ -69,7 +70,7 @@ class Budget:
         return max(0.0, self.seconds - self.spent())
 
     def check(self, seconds: float = 0.0) -> None:
-        """Raise OutOfBudget if no time is left, or less than `seconds`."""
+        """Raise OutOfBudget if the budget has no seconds left, or fewer than `seconds`."""
         left = self.left()
         if left <= 0 or seconds > left:
             raise OutOfBudget
@@ -98,14 +99,14 @@ def timings_for(
     Return the number of timings that a trial takes.
 
     The timings last about as long as the start of the trial.  Their number is between FEWEST_TIMINGS and MOST_TIMINGS.
-    An expensive timing is taken LEAST_TIMINGS times.
+    A timing that takes more than `cheap_seconds` is taken LEAST_TIMINGS times.
 
     Args:
         step_seconds: Seconds of a step.
         span_seconds: Seconds that a timing spans at least.
         overhead_seconds: Seconds from the start of the trial to its first timing.
         left: Seconds of the budget that are left.
-        around_seconds: Seconds of the reference blocks of a timing.
+        around_seconds: Seconds of the reference steps before and after a timing; 0 without any.
 
     Example:
         >>> timings_for(0.002, 0.01, overhead_seconds=0.08, left=60.0)
@@ -125,7 +126,7 @@ def trial_seconds(
     """
     Return the expected seconds of a trial: preparing, warm-up steps, timings.
 
-    `prepare_seconds` are those of preparing; the other arguments are those of `timings_for`.
+    `prepare_seconds` are the seconds of preparing the batch size; the other arguments are those of `timings_for`.
     """
     overhead = prepare_seconds + WARMUPS * (step_seconds + around_seconds)
     count = timings_for(step_seconds, span_seconds, overhead_seconds=overhead, left=left, around_seconds=around_seconds)

@@ -79,7 +79,7 @@ class CallableRunner:
 
     def hold_reference(self, repeats: int) -> bool:
         """
-        Keep the prepared step as the reference step; return False without a step, or on a GPU, which needs none.
+        Keep the prepared step as the reference step; return False without a prepared step, or if events time steps.
 
         `repeats` reference steps run before and after each timing.
         """

@@ -2,7 +2,7 @@
 Clocks: the host's clock around a step, or CUDA events in its stream.
 
 A host clock measures until the call returns.  Only an event measures until the device is done, so only events can time
-work that is enqueued.
+steps that are enqueued and return at once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class HostClock:
         self._reference: tuple[Callable[[], object], int] | None = None
 
     def hold_reference(self, step: Callable[[], object], repeats: int) -> None:
-        """Time `repeats` of these steps before and after each timing from now on."""
+        """Run `step` `repeats` times as the reference, before and after each timing from now on."""
         self._reference = step, repeats
 
     def now(self) -> float:
@@ -49,7 +49,7 @@ class HostClock:
         time.sleep(seconds)
 
     def wait(self) -> None:
-        """Wait for enqueued work."""
+        """Wait until enqueued steps are done, if the clock has a function for it."""
         if self._synchronize:
             self._synchronize()
 
@@ -59,7 +59,7 @@ class HostClock:
 
     def time(self, step: Callable[[], object], repeats: int) -> Reading:
         """
-        Return the mean seconds of `repeats` back-to-back steps, with the wait for the device and the last result.
+        Return the mean seconds of `repeats` back-to-back steps, including the wait for the device and the last result.
 
         With a reference step, a block of reference steps is timed right before and right after.
         """
@@ -119,7 +119,7 @@ class EventClock(GpuHostClock):
         self._make_event, self._elapsed_seconds = make_event, elapsed_seconds
 
     def wait(self) -> None:
-        """Wait for work enqueued in the current stream."""
+        """Wait until all that is enqueued in the current stream is done."""
         event = self._make_event()
         event.record()
         event.synchronize()
@@ -226,7 +226,7 @@ def _cupy_seconds(start: Any, end: Any) -> float:
 
 
 def torch_clock(index: int) -> EventClock:
-    """Return a clock that times steps by PyTorch's events on the GPU of this number."""
+    """Return a clock that times steps by PyTorch's events on the GPU of this CUDA device index."""
     import torch
 
     return EventClock(
@@ -262,7 +262,7 @@ def _uuid_of(index: int) -> str | None:
 
 
 def monitor_of(uuid: str | None) -> Monitor | None:
-    """Return NVML's monitor of a GPU; None if NVML is missing, does not list the GPU, or fails."""
+    """Return NVML's monitor of the GPU `uuid`; None if `uuid` is None or NVML is missing, lacks this GPU or fails."""
     from cubatch.hardware.nvml import Monitor
 
     try:
@@ -294,7 +294,7 @@ class KernelClock(EventClock):
     Args:
         make_event, elapsed_seconds, monitor: As of `EventClock`.
         occupy: Function that enqueues filler work for at least the given seconds.
-        host_seconds: The host's clock.
+        host_seconds: Function that returns seconds on the host's clock.
     """
 
     def __init__(
@@ -312,7 +312,7 @@ class KernelClock(EventClock):
         """
         Return the mean seconds of `repeats` back-to-back steps.
 
-        If the host enqueues them more slowly than the GPU runs them, at most MAX_QUEUED are timed, after filler work.
+        If enqueueing takes more than 0.8 of their seconds, at most MAX_QUEUED are timed again, after filler work.
         """
         reading, enqueueing = self._read(step, repeats, 0.0)
         if enqueueing <= HOST_BOUND * reading.seconds * repeats:

@@ -22,7 +22,7 @@ def pick(values: Mapping[int, float], goal: Goal) -> tuple[int, int]:
     latency.  Of several sizes with the best value the smallest counts as the best, for latency the largest.
 
     Args:
-        values: Samples per second, seconds (latency) or samples per joule, by batch size.
+        values: Samples per second, seconds of a step (latency) or samples per joule, by batch size; at least one.
         goal: Objective and tolerance.
 
     Example:
@@ -47,6 +47,9 @@ class Goal:
     The objective, and the tolerance: the share of its best value to give up for a smaller batch (latency: larger).
 
     Sizes are compared by `cost`: seconds per sample (throughput), seconds (latency), joules per sample (energy).
+
+    Raises:
+        InvalidArgument: If a field is out of range.
 
     Example:
         >>> Goal(objective="throughput", tolerance=0.01).cost(32, seconds=0.5, joules=None)
@@ -81,7 +84,7 @@ class Goal:
         return cls(objective=objective, **given)
 
     def cost(self, batch_size: int, *, seconds: float, joules: float | None) -> float | None:
-        """Return the cost of a step: seconds or joules per sample, or seconds; None if energy was not measured."""
+        """Return seconds or joules per sample, or for latency seconds of a step; None if energy was not measured."""
         if self.objective == "latency":
             return seconds
         if self.objective == "energy":
@@ -96,7 +99,7 @@ class Goal:
                 raise EnergyNotAvailable(str(device))
 
     def allowed(self, best_cost: float) -> float:
-        """Return the highest cost within the tolerance of the best cost, in the same unit."""
+        """Return the highest cost within the tolerance of the lowest cost, `best_cost`; both in the unit of `cost`."""
         if self.objective == "latency":
             return best_cost * (1 + self.tolerance)
         return best_cost / (1 - self.tolerance)

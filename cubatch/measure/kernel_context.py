@@ -23,8 +23,8 @@ def kernel_context(device: Device, dtype: str, *, overlaps: bool, seconds: float
     """
     Compile the cubatch kernels and return the context in which the engine runs them.
 
-    When a problem first occurs, the context times variants of its kernel and chooses the fastest.  No GPU memory is
-    allocated before.
+    When an operation of new extents first runs, the context times variants of its kernel and chooses the fastest.  No
+    GPU memory is allocated before.
 
     Args:
         device: A GPU of this machine.
@@ -32,7 +32,7 @@ def kernel_context(device: Device, dtype: str, *, overlaps: bool, seconds: float
         overlaps: Whether a launch may begin before the last one has ended.  This shortens small steps that are launched
             one by one, and graphs of inference.  Graphs of training of ResNet-50 took 3 to 4 % longer from batch 8 on
             an H100 (benchmarks/results/h100-sxm).
-        seconds: Most seconds of timing variants, over all problems.
+        seconds: Most seconds of timing variants, over all operations.
         path: File that caches the fastest variants; None: they are cached for this process only.
     """
     launcher = CudaLauncher(device, overlaps=overlaps)
@@ -47,10 +47,10 @@ def kernel_context(device: Device, dtype: str, *, overlaps: bool, seconds: float
 
 def kept_choice(device: Device, path: Path | None, *, overlaps: bool = False) -> TimedChoice:
     """
-    Return a function that chooses the kernel variant of a problem by timings of earlier runs.
+    Return a function that chooses the kernel variant of an operation by timings of earlier runs.
 
-    It chooses the variant that was fastest at the nearest batch size. If none was timed, it chooses the one with the
-    least predicted time. It times nothing, so this machine need not have the GPU.
+    It chooses the variant that was fastest at the nearest batch size. If none was timed, it chooses the variant with
+    the least predicted seconds. It times nothing, so this machine need not have the GPU.
 
     Args:
         path: File of the fastest variants of earlier runs; None: there are none.
@@ -69,11 +69,11 @@ def usual_context(device: Device, dtype: str = "float32", *, overlaps: bool = Fa
     """
     Return the context in which a model runs cubatch kernels on a GPU; None on a CPU.
 
-    It knows the variants that were fastest in earlier runs.
+    The context uses the variants that were fastest in earlier runs.
 
     Args:
         device: A device of this machine.
-        dtype: A dtype that it supports.
+        dtype: A dtype that the device supports, else InvalidArgument is raised.
         overlaps: As for `kernel_context`; False if steps are graphs of training.
     """
     arithmetic.check_dtype(device, dtype)

@@ -84,7 +84,7 @@ class NetworkRunner:
         """
         Keep the prepared model for reference steps; return False on a GPU.
 
-        It is also False if the model holds more than REFERENCE_SHARE of the free memory.
+        The result is also False if the model holds more than REFERENCE_SHARE of the free memory.
 
         `repeats` reference steps run before and after each timing.
         """
@@ -102,7 +102,7 @@ class NetworkRunner:
         self.model.step()
 
     def release(self) -> None:
-        """Free the memory of the batch, including pools; if `learns`, first record the overhead outside of them."""
+        """Free the batch and empty memory pools; if `learns`, first record the GPU memory outside of the pools."""
         self._launch = self.launch
         if self._learns and self._monitor and self.model.plan is not None and (held := self._monitor.process_bytes()):
             context_overhead.record(self.model.device, held - self.model.held_bytes)

@@ -23,17 +23,18 @@ class LayerTime:
     Attributes:
         layer: Name of the layer; empty for the loss and the optimizer, "step" for the step as a whole.
         type: Type of the layer; empty without a layer.
-        then: Layers that are fused into the pass: batch norms, sums, ReLUs.
-        pass_: "fprop", "dgrad", "wgrad", or "backward" if one function computes both gradients; "recompute",
-            "accumulate" (of gradients), "update", ...
+        then: Names of the layers that are fused into the pass: batch norms, sums, activations.
+        pass_: "fprop", "dgrad", "wgrad", or "backward" if one function computes both gradients. "recompute" is a
+            repeated forward pass.  Else the kind of the operation: "fold", "loss", "accumulate" (of gradients) or
+            "update".  Of "step" it is "launches" on a GPU, and "meeting" (of threads) on a CPU.
         seconds: Seconds in a step, as the mean over the threads.
-        causes: The seconds by cause: one of CAUSES.
+        causes: The part of `seconds` of each of CAUSES.
         share: Share of the step's seconds, in [0, 1].
         calls: Calls of array functions by one thread, or launches of kernels.
         flops: FLOP of the pass, two for each multiply-add; 0 without products.
         bytes: Bytes of its arrays, each counted once; 0 if unknown.
-        bound_by: "compute", "memory", "copies", "overhead" or "waiting": the largest cause; for kernels the higher
-            roof of `roofline.bound`.
+        bound_by: "compute", "memory", "copies", "overhead" or "waiting": the largest cause. For kernels of a layer on a
+            GPU, "compute" or "memory" by `roofline.bound`.
     """
 
     layer: str
@@ -63,13 +64,13 @@ class StepProfile:
         work: The network, device and settings.
         batch_size: Samples per step.
         step_seconds: Median seconds of a step without tracing.
-        traced_seconds: Seconds of a traced step: the sum of `rows`.
+        traced_seconds: Seconds of a traced step: the sum over `rows`, each of which is a median over the steps.
         steps: Number of traced steps.
         threads: Threads that share the batch.
         rows: Passes in the order of the schedule.
         operations: Names of the operations of the schedule.
         calls: Calls of array functions, or launches of kernels, in the last traced step.
-        environment: Versions and conditions, as in a result.
+        environment: Versions and conditions by name, as in a TuningResult.
     """
 
     work: Workload

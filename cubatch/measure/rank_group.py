@@ -1,7 +1,7 @@
 """
 Start the rank processes of a data parallel run and send them requests: see `cubatch.rank`.
 
-If one rank ends, all are ended: the others would wait for its sums.
+If one rank ends, all are ended: the others would wait for its gradients.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class RankGroup:
     The processes of all ranks, one for each device; a context manager.
 
     Args:
-        devices: Device of each rank, as `resolve_devices` returns them.
+        devices: Device of each rank, as `resolve_devices` returns them: all CPUs or all GPUs.
 
     Attributes:
-        names: Name of each device in the process of its rank.
+        names: Address of each device in the process of its rank, such as "cpu" or "cuda:1".
         address: Path of the socket of this process, which is in the command lines of the ranks.
 
     Raises:
@@ -88,10 +88,11 @@ class RankGroup:
         Call a method on several ranks at the same time.
 
         Returns:
-            list[Any]: The result of each rank, in their order.
+            list[Any]: The result of each rank, in the order of `ranks`.
 
         Raises:
-            WorkerFailed: If a rank has ended.
+            WorkerFailed: If a rank has ended, or raised an error that is not a CubatchError.
+            OutOfMemory: If a rank ran out of memory, or the kernel killed it for memory.
             CubatchError: The error of a rank, with a note that names the rank.
         """
         waiting = list(range(len(self._connections))) if ranks is None else list(ranks)
@@ -149,7 +150,7 @@ class RankGroup:
         return bool(self._connections)
 
     def close(self) -> None:
-        """End all ranks."""
+        """End the processes of all ranks."""
         for connection in self._connections:
             connection.close()  # each rank ends with its connection
         self._connections = []

@@ -48,7 +48,7 @@ class RanksRunner:
 
     @property
     def launch(self) -> dict[str, Any] | None:
-        """How steps were launched on rank 0 at the last query of memory; None on CPUs, or before the first."""
+        """How steps were launched on rank 0, at the last read of a `peak_...` property; None on CPUs or before that."""
         return self._launch
 
     def prepare(self, batch_size: int) -> None:
@@ -81,7 +81,7 @@ class RanksRunner:
             self._do("release")
 
     def close(self) -> None:
-        """End the ranks."""
+        """End the processes of the ranks."""
         self._group.close()
 
     def measure_exchange(self, batch_size: int) -> dict[str, float]:
@@ -135,18 +135,18 @@ class SlowestClock(HostClock):
         self._do = do
 
     def time(self, step: Callable[[], object], repeats: int) -> Reading:  # noqa: ARG002 - each rank has its own step
-        """Run the step of each rank `repeats` times back to back and return the result of the slowest."""
+        """Run the step of each rank `repeats` times back to back and return the reading of the slowest rank."""
         return slowest(self._do("time", repeats))
 
     def free_bytes(self) -> int | None:
-        """Return the free bytes of the fullest device; None if unknown for one."""
+        """Return the free bytes of the device that has the fewest; None if a device's are unknown."""
         free = self._do("free_bytes")
         return None if None in free else min(free)
 
 
 def slowest(readings: Sequence[Reading]) -> Reading:
     """
-    Return the reading of the slowest rank; throttled if any rank was, with the mean joules of all ranks.
+    Return the reading of the slowest rank; throttled if any rank was, with the mean joules of the ranks if all have it.
 
     Example:
         >>> reading = slowest([Reading(seconds=1.0, joules=3.0), Reading(seconds=2.0, joules=5.0)])

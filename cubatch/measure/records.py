@@ -83,7 +83,7 @@ class Candidate:
 
     Attributes:
         batch_size: Samples per step.
-        reasons: Reasons for which it was proposed: ("coulom n=3", "power of two").
+        reasons: Reasons for which it was proposed, as text: ("coulom n=3", "power of two").
         predicted_peak_bytes: Peak memory by the memory plan; None without a plan (callables).
         predicted_seconds: Predicted seconds of a step; None without a prediction.
         over_limit: Whether the plan is above the memory limit: the size is listed, but never tried.
@@ -98,7 +98,7 @@ class Candidate:
 
 @attrs.frozen(kw_only=True)
 class Timing:
-    """The mean time of `repeats` back-to-back steps.  Fields that default to None are None if unavailable."""
+    """The mean seconds of `repeats` back-to-back steps.  Fields that default to None are None if unavailable."""
 
     batch_size: int = field(validator=_is(_size))  # samples per step
     # number of its round, from 0; rounds pair timings of different sizes. The timings of one trial have consecutive
@@ -169,7 +169,7 @@ PER_TRIAL = 16
 
 
 def by_trial(timings: Iterable[Timing]) -> dict[int, list[Timing]]:
-    """Return the timings of one batch size grouped by trial number, which counts from 0."""
+    """Return the timings of one batch size grouped by trial number: round // PER_TRIAL."""
     trials: dict[int, list[Timing]] = {}
     for timing in timings:
         trials.setdefault(timing.round // PER_TRIAL, []).append(timing)
@@ -180,7 +180,7 @@ class Keeper(Protocol):
     """Receives every result as soon as it exists, so that a killed run loses none; the store implements it."""
 
     def candidate(self, candidate: Candidate) -> None:
-        """Store a batch size that the search added."""
+        """Store a candidate that the search added."""
 
     def timing(self, timing: Timing) -> None:
         """Store a timing."""
@@ -197,11 +197,11 @@ class Recorder:
     Keeps every result of a run in memory, and passes it on to another Keeper.
 
     Args:
-        earlier: Results of an earlier run.
-        keeper: Also receives every result; None: no other keeper does.
+        earlier: Results of an earlier run; None: there is none.
+        keeper: Also receives every new result; None: no other keeper does.
 
     Attributes:
-        launch: As of `Measured`.
+        launch: How steps were launched, for `Measured`; None until it is set.
     """
 
     def __init__(self, earlier: Measured | None = None, keeper: Keeper | None = None) -> None:
@@ -213,25 +213,25 @@ class Recorder:
         self.launch: Mapping[str, Any] | None = None
 
     def candidate(self, candidate: Candidate) -> None:
-        """Add a batch size and pass it on."""
+        """Add a candidate, and pass it to the keeper."""
         self._added.append(candidate)
         if self._keeper:
             self._keeper.candidate(candidate)
 
     def timing(self, timing: Timing) -> None:
-        """Add a timing and pass it on."""
+        """Add a timing, and pass it to the keeper."""
         self._timings.append(timing)
         if self._keeper:
             self._keeper.timing(timing)
 
     def outcome(self, outcome: Outcome) -> None:
-        """Set the outcome of a batch size and pass it on."""
+        """Set the outcome of a batch size, and pass it to the keeper."""
         self._outcomes[outcome.batch_size] = outcome
         if self._keeper:
             self._keeper.outcome(outcome)
 
     def spent(self, seconds: float) -> None:
-        """Set the seconds of measuring and pass them on."""
+        """Set the total seconds of measuring, and pass them to the keeper."""
         self._seconds_spent = seconds
         if self._keeper:
             self._keeper.spent(seconds)

@@ -80,7 +80,7 @@ class RemoteRunner:
 
     Raises:
         OutOfMemory: From any call: the worker ran out of memory, or the kernel killed it for memory.
-        TimedOut: From any call: it took too long, and the worker was ended.
+        TimedOut: From any call: the answer took longer than the limit, and the worker was ended.
         WorkerFailed: From any call: the worker did not start, died or was suspended, or its runner raised an error
             that is not a CubatchError.
         CubatchError: From any call: an error of the runner.
@@ -111,19 +111,19 @@ class RemoteRunner:
 
     @property
     def peak_bytes(self) -> int | None:
-        """Peak bytes of device memory that the engine allocated since the last `prepare`; None if unknown."""
+        """Peak bytes of device memory that the engine allocated since `prepare`; None if unknown, or without worker."""
         return self._memory("peak_bytes")
 
     @property
     def peak_device_bytes(self) -> int | None:
-        """Bytes of device memory that the worker holds by the driver, context included; None if unknown."""
+        """Bytes of device memory that the worker holds by the driver, with its context; None as for `peak_bytes`."""
         return self._memory("peak_device_bytes")
 
     def prepare(self, batch_size: int) -> float | None:
         """
         Prepare a batch size in the worker, as its runner does; start a worker if there is none.
 
-        Return the seconds of the size's very first step, or None, as `Runner.prepare`.
+        Return the seconds of the size's very first step, None if none has run yet, as `Runner.prepare`.
         """
         self._doing, self._batch_size = f"batch size {batch_size}", batch_size
         self.start()
@@ -144,7 +144,7 @@ class RemoteRunner:
 
     def hold_reference(self, repeats: int) -> bool:
         """
-        Keep the prepared batch size for reference steps, also in workers started later; return False if that fails.
+        Keep the prepared batch size for reference steps, also in later workers; return False if the runner cannot.
 
         `repeats` reference steps run before and after each timing.
         """
@@ -159,7 +159,7 @@ class RemoteRunner:
             self._end()
 
     def _hold_again(self) -> None:
-        """Hold the reference in a new worker; if that fails, go on without one."""
+        """Hold the reference in a new worker; if that fails, continue without reference steps."""
         if self._reference is None:
             return
         size, repeats = self._reference
@@ -195,7 +195,7 @@ class RemoteRunner:
         self.time(1)
 
     def time(self, repeats: int) -> Reading:
-        """Run `repeats` steps back to back in the worker and return the mean time of one."""
+        """Run `repeats` steps back to back in the worker; return the mean seconds of a step and the GPU's state."""
         return Reading(**self._ask({"do": "time", "repeats": repeats}, self.step_seconds))
 
     def free_bytes(self) -> int | None:
@@ -336,7 +336,7 @@ class RemoteRunner:
         """
         Return the error for a dead worker: OutOfMemory if it ended for lack of memory, else WorkerDied.
 
-        `kills_before` is the result of `oom_kills()` before the request; None: unknown, and SIGKILL counts as one.
+        `kills_before` is the result of `oom_kills()` before the request; None: unknown, and a SIGKILL counts as such.
         """
         code, tail = self._end(grace_seconds=5.0)
         if code == -signal.SIGKILL:
@@ -391,7 +391,7 @@ class _RemoteClock:
         return time.monotonic() - self._runner.suspended_seconds
 
     def time(self, step: Callable[[], object], repeats: int) -> Reading:  # noqa: ARG002 - the worker has the step
-        """Run the worker's step `repeats` times back to back and return the mean time of one on the device."""
+        """Run the worker's step `repeats` times back to back; return the mean seconds of a step and the GPU's state."""
         return self._runner.time(repeats)
 
     def sleep(self, seconds: float) -> None:

@@ -61,7 +61,7 @@ def rebuild_error(facts: Mapping[str, Any], doing: str, remedy: str) -> CubatchE
 
     Args:
         facts: The error in JSON form, from `describe_error`.
-        doing: What the worker was doing, for the message.
+        doing: The request that the worker was executing, for the message: "batch size 8".
         remedy: The next step in the message of a WorkerFailed.
     """
     error = _make_error(facts["type"], facts["args"])
@@ -74,7 +74,7 @@ def rebuild_error(facts: Mapping[str, Any], doing: str, remedy: str) -> CubatchE
 
 
 def _make_error(name: str, args: list[Any] | None) -> CubatchError | None:
-    """Return a CubatchError by its name and arguments; None if none can be made of them."""
+    """Return a CubatchError of a class name and arguments; None if there is no such class or it does not take them."""
     kind = getattr(errors, name, None)
     if args is None or not (isinstance(kind, type) and issubclass(kind, CubatchError)):
         return None

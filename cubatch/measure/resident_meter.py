@@ -39,7 +39,7 @@ class ResidentMeter:
             self._start = None
 
     def peak(self) -> int | None:
-        """Return the largest growth since `start` in bytes, at least 0; None if unknown."""
+        """Return the largest growth since `start` (peaks before `restart` are left out) in bytes; None if unknown."""
         if self._start is None or (peak := host.process_bytes("VmHWM")) is None:
             return None
         return max(0, peak - self._start)

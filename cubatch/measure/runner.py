@@ -21,7 +21,7 @@ class Reading:
     """
     The mean time of a step over one timing, and the state of the GPU.
 
-    A value is None if it is unavailable: on a CPU, without NVML, or where the GPU does not report it.
+    A field is None if it is unavailable: on a CPU, without NVML, or where the GPU does not report it.
     """
 
     seconds: float  # mean seconds of a step, over back-to-back steps
@@ -48,7 +48,7 @@ class Clock(Protocol):
         """Return the seconds of a monotonic clock, for budgets and deadlines."""
 
     def time(self, step: Callable[[], object], repeats: int) -> Reading:
-        """Run `step` `repeats` times back to back and return the mean time of one on the device."""
+        """Run `step` `repeats` times back to back; return its mean seconds on the device, with the GPU's state."""
 
     def sleep(self, seconds: float) -> None:
         """Wait for a number of seconds, in which the device cools."""
@@ -64,7 +64,7 @@ class Runner(Protocol):
 
     @property
     def clock(self) -> Clock:
-        """Clock that times its steps."""
+        """The clock that times the steps of this runner."""
 
     @property
     def peak_bytes(self) -> int | None:
@@ -147,12 +147,12 @@ class MemoryLook(TypedDict):
         largest: The largest batch size that fits, 0 if none does; None if unknown.
         why_not: Reason if there is no trace, else None. Without a trace `largest` is unknown, or based on measured
             steps alone.
-        raised: Error of a real step without a trace; None if it succeeded or none was run.
+        raised: Message of the error that a real step raised if there is no trace; None if it succeeded or did not run.
         first: Bytes of a step with a batch of one sample; None if unknown.
-        memory_bytes: Bytes that a step may take.
+        memory_bytes: Bytes that a step may take: the memory limit, less a copy of parameters that steps change.
         num_samples: Samples of the data set that batches are made of; None if unknown.
         is_compiled: Whether the first step of a size may be compiled.
-        dtype: Type of the computation.
+        dtype: Type of the computation, such as "float32".
     """
 
     largest: int | None
@@ -185,9 +185,9 @@ class MemoryReport(TypedDict):
 
     Keys:
         history: For each `batch_size` that ran: `predicted_bytes` just before, and `measured_bytes`.
-        forecast: None if `look` was not called.
+        forecast: The largest batch size that fits, and predicted bytes; None if `look` was not called.
         remarks: Notes for the user.
-        page_faults: Rows of `PageFaults`.
+        page_faults: For each `batch_size`: page faults per step, `faults`, and their `share` of the CPU time.
     """
 
     history: list[dict[str, int]]

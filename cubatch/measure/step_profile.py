@@ -1,9 +1,9 @@
 """
-Profile a step: time by layer and pass, by cause, and the bound of each.
+Profile a step: seconds by layer and pass, by cause, and the resource that limits each.
 
 Plain steps take turns with steps of which each call is timed (`tracing`).  On a CPU the overhead is the time of the
-same call on a single element, and the time between calls.  A larger batch only spreads it over more samples.  On a GPU
-the overhead is the time of a step beyond the sum of its kernels.
+same call on a single element, and the time between calls.  A larger batch spreads this overhead over more samples.  On
+a GPU the overhead is the time of a step beyond the sum of its kernels.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def profile(
         batch_size: Samples per step.
         device: A device of this machine; None: its first GPU, else its CPU.
         mode, dtype, optimizer, library, recompute, seed: As for `autotune`.
-        budget: Most seconds of the steps; at least three of each kind run.
+        budget: Most seconds of the steps; at least three plain and three traced steps run in any case.
 
     Returns:
-        StepProfile: Time, share and bound of each layer and pass, and by cause.
+        StepProfile: Seconds, share and limiting resource of each layer and pass, and seconds by cause.
 
     Raises:
         InvalidArgument: If an argument is not valid.

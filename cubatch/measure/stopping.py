@@ -1,4 +1,4 @@
-"""Intervals of medians and shifts by order statistics, which assume no distribution of the noise."""
+"""Confidence intervals of medians and shifts by order statistics, which assume no distribution of the noise."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def shift_interval(
     first: Sequence[float], second: Sequence[float], confidence: float = CONFIDENCE
 ) -> tuple[float, float, float] | None:
     """
-    Return the shift between two independent samples of any distribution, with an interval.
+    Return the shift of `first` against `second`, two independent samples of any distribution, with an interval.
 
     The estimate is the median of all differences (Hodges and Lehmann 1963, Annals of Mathematical Statistics 34).  The
     ends of the interval leave out as many differences as the rank test of Mann and Whitney allows.  It has at least

@@ -82,9 +82,9 @@ class Stopwatch:
 
     Args:
         runner: The runner.
-        budget: No trial starts once it is spent.  A timing starts only if the budget holds it, except the first one and
-            a few after a step that compiled.
-        span_seconds: Least seconds of a timing.
+        budget: Seconds of measuring.  Once they are spent, no trial starts except the first.  A timing starts only if
+            it ends within them, except the first of a trial.
+        span_seconds: Least seconds of a timing, of as many steps as that takes.
         clocks_mhz: SM clocks of earlier runs, by which a lowered clock is recognized.
 
     Attributes:
@@ -120,7 +120,7 @@ class Stopwatch:
 
         Args:
             batch_size: A size that has run.
-            step_seconds: Seconds of one of its steps.
+            step_seconds: Seconds of a step of this size.
         """
         if not isinstance(self.runner, HoldsReference):
             return False
@@ -143,9 +143,15 @@ class Stopwatch:
         expected: float | None = None,  # seconds of a step expected from smaller sizes; None without any
     ) -> None:
         """
-        Run a trial of a size.
+        Run a trial of a size: prepare it, run warm-up steps, take timings.
 
-        The last warm-up step is the first timing, also if the budget holds no other: it may be the only one of the run.
+        If it lasts long enough, or the budget holds no other, the last warm-up step is the first timing.
+
+        Raises:
+            OutOfBudget: If the budget is spent before the first step.
+            OutOfMemory: If the size does not fit, or its steps are slow and hold more memory than is free.
+            TimedOut: If a step or preparing hangs.
+            DeviceFailed: If the clock returns no positive number of seconds.
         """
         spent, now = self.spent.setdefault(batch_size, Spent()), self.runner.clock.now
         began = now()
@@ -196,7 +202,7 @@ class Stopwatch:
         error, but steps take many times longer.
 
         Args:
-            times: How many times longer the step took than expected.
+            times: Seconds of the step, divided by those expected from smaller sizes.
             held: Bytes of device memory that the process held during the step; None if unknown.
 
         Returns:
@@ -267,7 +273,7 @@ class Stopwatch:
         )
 
     def rest(self, timing: Timing) -> None:
-        """Wait after a throttled timing, so that the device cools: longer each time, up to a share of the budget."""
+        """Wait after a throttled timing, so that the device cools: longer each time, at most 10 % of the budget."""
         self._rests = self._rests + 1 if timing.throttled else 0
         if not self._rests:
             return
@@ -323,7 +329,7 @@ class Stopwatch:
 
     def _read(self, repeats: int, expected: float | None) -> Reading:
         """
-        Time `repeats` steps and return their mean time in seconds, with the state of the GPU.
+        Time `repeats` steps and return the mean seconds of a step, with the state of the GPU.
 
         Raises TimedOut if they take far longer than `expected` seconds each, or than the budget if None.
 
@@ -393,7 +399,7 @@ def _agree(steps: Sequence[Reading]) -> bool:
 
 
 def _is_settled(history: Sequence[tuple[float, float]], window: float) -> bool:
-    """Return whether the medians of the last two windows of `window` seconds agree."""
+    """Return whether the medians of the last two windows of `window` seconds differ by at most 1 %."""
     end = history[-1][0]
     recent = [seconds for when, seconds in history if when > end - window]
     before = [seconds for when, seconds in history if end - 2 * window < when <= end - window]

@@ -2,8 +2,8 @@
 Detect a clearly lowered SM clock, under which timings are not representative.
 
 A GPU at its power limit lowers its clock while it works.  On a healthy device, products on tensor cores run at 0.65 to
-0.75 of the clock of copies.  So a clock is compared with earlier clocks of the same work.  It is compared with clocks
-of other work only where a power limit cannot explain the difference.
+0.75 of the clock of copies.  So a clock is compared with earlier clocks of the same steps.  It is compared with clocks
+of other steps only where a power limit cannot explain the difference.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ HALVED = 0.5
 
 class HighestClocks:
     """
-    Hold the highest SM clocks, of each kind of work and of all work.
+    Hold the highest SM clocks in MHz: of each workload, such as a batch size, and of all workloads.
 
     Args:
-        seen_mhz: Clocks of earlier runs, of any work.
+        seen_mhz: Clocks of earlier runs in MHz, of any workload.
 
     Example:
         >>> clocks = HighestClocks()
@@ -37,16 +37,16 @@ class HighestClocks:
         self._by_work: dict[Hashable, float] = {}
 
     def see(self, work: Hashable, mhz: float | None) -> None:
-        """Record an SM clock in MHz at which a kind of work ran; None is ignored."""
+        """Record an SM clock in MHz at which the workload with the key `work` ran; None is ignored."""
         if mhz is not None:
             self._of_all = max(self._of_all, mhz)
             self._by_work[work] = max(self._by_work.get(work, 0.0), mhz)
 
     def is_lowered(self, work: Hashable, mhz: float | None) -> bool:
         """
-        Return whether `mhz` is clearly below the highest clock of this kind of work, or at most half that of any.
+        Return whether `mhz` is below 0.6 of the highest clock of workload `work`, or at most half of any workload's.
 
-        None, an unknown clock, is not.
+        For an unknown clock (None) the result is False.
         """
         if mhz is None:
             return False

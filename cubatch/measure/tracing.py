@@ -1,5 +1,5 @@
 """
-Record the calls of a step: function of the engine, kind of work, begin and end.
+Record the calls of a step: function of the engine, kind of the call, begin and end.
 
 On the host a call lies between two reads of the clock.  On a GPU it lies between two events of the stream, so its time
 is that of the GPU and not that of enqueueing.
@@ -48,7 +48,7 @@ class Call:
 
 @attrs.frozen(eq=False)
 class Named:
-    """A marker before recorded calls with the name of their function; calling it does nothing."""
+    """A marker in a list of recorded calls: the name of the engine's function that made the calls after it."""
 
     name: str
 
@@ -93,7 +93,7 @@ class NamedLauncher:
 
     @property
     def module(self) -> ModuleType:
-        """The module whose arrays the launcher takes."""
+        """The array module, such as CuPy, whose arrays the launcher takes."""
         module: ModuleType = self._launcher.module
         return module
 
@@ -109,7 +109,7 @@ def add_names(context: Context) -> Context:
 
 def classify(function: Any) -> tuple[str, str]:
     """
-    Return the name of a recorded function and the kind of its work.
+    Return the name of a recorded function and its kind: PRODUCTS, COPIES or ELEMENTWISE.
 
     Example:
         >>> import numpy as np
@@ -135,7 +135,7 @@ class HostTrace:
     An operation without a list of its calls (`backend.Replay`) is recorded as one call.
 
     Args:
-        members: Number of threads.
+        members: Number of threads that run the step.
     """
 
     def __init__(self, members: int) -> None:
@@ -145,7 +145,7 @@ class HostTrace:
         self._now, self._waited = [0] * members, [0.0] * members
 
     def run(self, rank: int, number: int, work: Work) -> None:
-        """Run operation `number` of the schedule in the thread `rank`, and time each of its calls."""
+        """Run `work`, operation `number` of the schedule, in thread number `rank`, and time each of its calls."""
         now, calls, waited, function = time.perf_counter, self._calls[rank], self._waited, ""
         self._now[rank] = number
         began = now()
@@ -159,7 +159,7 @@ class HostTrace:
         self.operations[rank].append((number, began, now()))
 
     def wait(self, rank: int, meet: Work) -> None:
-        """Wait for the other threads by calling `meet`, and record the seconds as waiting of thread `rank`."""
+        """Wait for the other threads by calling `meet`, and record the seconds as waiting of thread number `rank`."""
         begin = time.perf_counter()
         meet()
         end = time.perf_counter()
@@ -167,7 +167,7 @@ class HostTrace:
         self._waits[rank].append((self._now[rank], begin, end))
 
     def calls(self, began: float) -> Iterator[Call]:
-        """Yield the recorded calls and waits, thread by thread; their times count from `began`, in seconds."""
+        """Yield the recorded calls, then waits, of each thread; their times are seconds since `began`."""
         for rank, (made, waits) in enumerate(zip(self._calls, self._waits, strict=True)):
             for number, function, call, begin, end, waited in made:
                 yield Call(rank, number, function, *classify(call), begin - began, end - began, end - begin - waited)
@@ -182,8 +182,8 @@ class DeviceTrace:
     The GPU runs filler work first, so that it does not wait for Python between launches.
 
     Args:
-        xp: CuPy.
-        head_start: Seconds of enqueueing a step.
+        xp: The module CuPy.
+        head_start: Least seconds of the filler work: those of enqueueing a step; 0: no filler work.
     """
 
     def __init__(self, xp: Any, head_start: float) -> None:
@@ -199,7 +199,7 @@ class DeviceTrace:
         self._start.record()
 
     def run(self, rank: int, number: int, work: Work) -> None:  # noqa: ARG002 - a GPU's team is one
-        """Enqueue operation `number` of the schedule with an event after each of its launches."""
+        """Enqueue `work`, operation `number` of the schedule, with an event after each of its launches."""
         function = ""
         calls = work.calls if isinstance(work, backend.Replay) else [(work, ())]
         for call, arguments in calls:
