@@ -55,7 +55,7 @@ class Model(Learned):
         mode: "inference" or "training".
         dtype: "float32", "tf32", "float16" or "bfloat16": storage of parameters and activations.
         optimizer: "sgd", "momentum" or "adam", for training.
-        learning_rate: Step of the optimizer.
+        learning_rate: Learning rate of the optimizer; the attribute of this name may change between steps.
         recompute: Discard activations and compute them again in the backward pass.
         seed: Draws the initial parameters, random data and dropout masks.
         share: Another model of the same network, whose parameters are used instead of new ones.
@@ -332,7 +332,10 @@ class Model(Learned):
 
         Args:
             x: (batch_size, h, w, c).
-            labels: (batch_size, ...) class numbers, for training a network.
+            labels: (batch_size, ...) class numbers, for training a network; None leaves those on the device.
+
+        Raises:
+            InvalidArgument: If shapes do not fit the prepared batch, labels are no class numbers, or none is prepared.
         """
         plan, _ = self._prepared()
         batch.check(plan, x, labels)
@@ -376,7 +379,11 @@ class Model(Learned):
             self._added += 1
 
     def update(self) -> None:
-        """Take an optimizer step with the gradients that were added up since the last optimizer step; see `prepare`."""
+        """
+        Take an optimizer step with the gradients that were added up since the last optimizer step.
+
+        Raises InvalidArgument unless a batch with a target batch size is prepared.
+        """
         plan, program = self._prepared()
         scratch = plan.schedule.ops[-1].workspace
         if self._target is None or scratch is None:

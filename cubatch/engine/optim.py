@@ -35,6 +35,7 @@ def sgd(
     Args:
         parameters: Flat array w, overwritten.
         gradients: Parts of g, each as long as w; they are added.
+        lr: Learning rate.
         weight_decay: Coefficient of the penalty on squared weights.
         master: float32 copy of w that the step changes; None if w is float32 or wider.
         scaling: State of `loss_scale`; None if the loss is not scaled.
@@ -94,7 +95,7 @@ def adam(
     Args:
         mean: Flat array m, zero before the first step; overwritten.
         square: Flat array v, zero before the first step; overwritten.
-        step: t, 1 for the first step; skipped steps do not count.
+        step: Number of the step, from 1; t is this number, less the steps that `scaling` counts as skipped.
         betas: b1 and b2.
         eps: Added to the denominator.
         parameters, gradients, lr, weight_decay, master, scaling: As in `sgd`.

@@ -1,4 +1,4 @@
-"""Where an operation of the schedule works, and with which arrays."""
+"""The shard of the batch on which a member of a team runs operations, and the arrays of one operation."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Place:
 class Bound:
     """An operation of the schedule with the arrays that it reads and writes."""
 
-    op: Op
-    layer: Any
-    reads: dict[str, Any]
+    op: Op  # the operation
+    layer: Any  # its layer
+    reads: dict[str, Any]  # reads, writes: its arrays by role: "x0", "dy", "mask", ...
     writes: dict[str, Any]
-    workspace: Any
-    place: Place
-    training: bool
+    workspace: Any  # its scratch memory, a 1-D uint8 array
+    place: Place  # the shard, with parameters and gradients
+    training: bool  # whether batch norms use the statistics of the batch
 
     @property
     def name(self) -> str:

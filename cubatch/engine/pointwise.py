@@ -25,7 +25,8 @@ def dropout(
 
     Args:
         p: Probability that an element is dropped, in [0, 1).
-        seed: Whole number or a sequence of them. Seed and step fix the mask; a shard adds its rank.
+        seed: Whole number or a sequence of whole numbers. Shards of a batch must pass different seeds.
+        step: Number of the step; seed and step determine the mask.
         out: Where y goes; may be x.
         mask: Receives the mask: bool, true where x is kept. None allocates it.
         workspace: Scratch memory, see `functional`; None allocates it.
@@ -62,7 +63,11 @@ def dropout_backward(dy: Any, mask: Any, *, p: float, out: Any = None) -> Any:
 
 
 def add(branches: Sequence[Any], *, relu: bool = False, out: Any = None) -> Any:
-    """Return the sum of branches of one shape; `out` may be the first. The gradient of each is that of the sum."""
+    """
+    Return the sum of two or more arrays of one shape, clamped at zero if `relu`; `out` may be the first of them.
+
+    The gradient of each array is that of the sum.
+    """
     first, second, *others = branches
     xp = of(first)
     y = xp.empty_like(first) if out is None else out

@@ -32,8 +32,8 @@ def attention(
         x: Activations (n, ..., c): t positions.
         w_in: Projections to queries, keys and values (3c, c), each by head.
         w_out: Projection of the weighted sums of the values (c, c).
-        b_in: Bias of the first (3c,), or None.
-        b_out: Bias of the second (c,), or None.
+        b_in: Bias of the projections `w_in` (3c,), or None.
+        b_out: Bias of the projection `w_out` (c,), or None.
         heads: Number of heads; divides c.
         keep: Three arrays for the backward pass; None keeps nothing. The first receives queries, keys and values
             (3 t c elements a sample). The second receives the weights: heads x t rows of at least t, of which the

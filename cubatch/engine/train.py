@@ -70,11 +70,12 @@ def train(
 
     Args:
         network: Ends in logits, one for each class; its weights are the start of the training.
-        data: A folder of IDX files; or both sets, as from `load_mnist`.
+        data: A folder of IDX files; or (training set, test set), as from `load_mnist`.
         batch_size: Samples that go through together. Batch norms use them alone.
         target_batch_size: Samples of an optimizer step, a multiple of the batch size. Both are those of this rank.
         exchange: Sums the gradients of several ranks, which all call this alike; files are written by rank 0.
         context: Runs the operations on hand-written kernels; None uses the array library's calls.
+        progress, stepped: Called with the record of each epoch, and of each optimizer step; None: not called.
     """
     seed = check_whole("seed", seed, least=0)
     checkpoints.check_files(save=save, checkpoint=checkpoint)
@@ -257,7 +258,7 @@ def check(
     """
     Raise InvalidArgument if a network cannot be trained on a data set with these arguments of `train`.
 
-    `together` is the number of samples that all devices take at a time. `target_batch_size` None is one batch per
+    `together` is the number of samples of all devices in an optimizer step. `target_batch_size` None is one batch per
     optimizer step, and `patience` None trains all epochs.
     """
     shape = training_set.images.shape[1:]

@@ -17,9 +17,9 @@ class Epoch:
     Attributes:
         number: Number of the pass, from 1.
         loss: Mean training loss over the epoch's batches.
-        test_accuracy: Share of the test images that are classified correctly after it.
-        seconds: Time of the training pass with the reading of batches, without the test and checkpoints.
-        samples_per_second: Training images over those seconds.
+        test_accuracy: Share of the test images that are classified correctly after the pass, from 0 to 1.
+        seconds: Seconds of the training pass with the reading of batches, without the test and checkpoints.
+        samples_per_second: Training images of the pass, divided by `seconds`.
     """
 
     number: int
@@ -48,8 +48,8 @@ class Training(Shown):
     Attributes:
         model: Name of the network.
         devices: Number of devices that share a step of the optimizer.
-        batch_size: Samples that go through together, on one of them.
-        target_batch_size: Samples of a step of the optimizer, of all of them.
+        batch_size: Samples that go through together on the first device.
+        target_batch_size: Samples of a step of the optimizer, on all devices.
         dtype, learning_rate, schedule, optimizer, seed, patience: Settings of the run. `patience` None: no early stop.
         parameters: Trainable parameters.
         epochs: A record for each epoch.

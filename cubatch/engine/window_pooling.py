@@ -33,8 +33,11 @@ def max_pool2d(
         relu: Clamp at zero as well.
         out: Where y goes: (n, p, q, c).
         argmax: Receives the tap of each largest value for the backward pass: uint8 (n, p, q, c), 1 + tap, or 0 for
-            none.
+            no tap. None: taps are not stored.
         workspace: Scratch memory, see `functional`; None allocates it.
+
+    Raises:
+        InvalidArgument: If the window has more than 254 taps.
 
     Example:
         >>> import numpy as np
@@ -135,7 +138,11 @@ def avg_pool2d(x: Any, window: Window, *, out: Any = None, workspace: Any = None
 def avg_pool2d_backward(
     dy: Any, window: Window, *, x_shape: tuple[int, int, int, int], out: Any = None, workspace: Any = None
 ) -> Any:
-    """Return the gradient of average pooling's input: each window's gradient is divided among its inputs."""
+    """
+    Return the gradient of average pooling's input: each window's gradient is divided among its inputs.
+
+    The arguments are those of `max_pool2d_backward`; padding counts as in `avg_pool2d`.
+    """
     pool = _Pool(x_shape, dy, window, workspace)
     xp = pool.xp
     dx = xp.empty(x_shape, dtype=dy.dtype) if out is None else out
@@ -163,13 +170,14 @@ def global_avg_pool_backward(
     dy: Any, *, x_shape: tuple[int, int, int, int], residual: Any = None, out: Any = None, workspace: Any = None
 ) -> Any:
     """
-    Return the gradient of the input: dy divided among the pixels of a channel.
+    Return the gradient of the input: dy / (h * w) at each pixel, plus the residual if there is one.
 
     Args:
         dy: Gradient of the output (n, c).
         x_shape: Shape of the forward pass's input, (n, h, w, c).
         residual: Added to dx, of its shape: the gradient from other readers of the input. May be `out`.
-        out: Where dx goes.
+        out: Where dx goes: (n, h, w, c).
+        workspace: Scratch memory with a residual, see `functional`; None allocates it.
 
     Example:
         >>> import numpy as np
@@ -193,7 +201,7 @@ def global_avg_pool_backward(
 
 
 class _Pool:
-    """Geometry of one pooling call, its scratch memory, and the blocks that this allows."""
+    """Geometry of one pooling call, its scratch memory, and the blocks of samples and rows that fit the memory."""
 
     def __init__(self, x_shape: tuple[int, int, int, int], like: Any, window: Window, workspace: Any) -> None:
         n, h, w, c = x_shape

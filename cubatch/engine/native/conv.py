@@ -51,7 +51,7 @@ def conv2d(
     """
     Launch the kernels of `functional.conv2d` and return y; `fused` replaces scale, shift, residual and relu.
 
-    `norm` is a batch norm that reads y, see `norm_sums.launch`; None: none.
+    `norm` has the arguments of a batch norm that reads y, see `norm_sums.launch`; None: no norm.
     """
     x, w, y = given.x, given.w, given.out
     wide, given, patch = _as_stored(x, w, given)
@@ -92,7 +92,7 @@ def conv2d_dgrad(context: Context, given: SimpleNamespace, *, norm: Mapping[str,
     """
     Launch the kernels of `functional.conv2d_dgrad` and return dx.
 
-    `norm` is a batch norm before the convolution, see `norm_sums.launch`; None: none.
+    `norm` has the arguments of a batch norm before the convolution, see `norm_sums.launch`; None: no norm.
     """
     dy, w, dx, shape = given.dy, given.w, given.out, shape_of(given, given.x_shape, given.w)
     if given.residual is given.positive is None and supports(shape):
@@ -132,9 +132,9 @@ def conv2d_wgrad(context: Context, given: SimpleNamespace, *, fused: Fused = PLA
 
 def _as_stored(x: Any, w: Any, given: SimpleNamespace) -> tuple[Any, SimpleNamespace, Pair]:
     """
-    Return memory for a filter over x as it is stored, the arguments of that convolution, and the pixels of a patch.
+    Return memory for the filter over x as stored, the arguments of that convolution, and a patch's height and width.
 
-    The filter is w itself if it has the channels of x.
+    `kernels.padding` describes how x is stored. The filter is w itself if it has the channels of x.
     """
     (k, r, s, c), channels, patch, workspace = w.shape, x.shape[-1], (1, 1), given.workspace
     each, changed = stored_channels(c), dict[str, Any]()

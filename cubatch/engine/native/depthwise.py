@@ -130,9 +130,10 @@ def _convolve(
     relu: bool = False, turned: bool = False,
 ) -> None:  # fmt: skip
     """
-    Launch a kernel that computes every output of a depthwise pass.
+    Launch a kernel that computes every output of a depthwise pass; raise InvalidArgument for 2^31 threads or more.
 
-    `turned` is whether the taps are read in reverse order, as in dgrad.
+    `arrays` are the input, the filter, the bias or None, and the output. `turned` is whether the taps are read in
+    reverse order, as in dgrad.
     """
     x, w, bias, y = arrays
     vector = _vector(context, shape, *arrays)

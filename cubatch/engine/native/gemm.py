@@ -33,10 +33,10 @@ def gemm(
         b: (k, n), or (n, k) where its second letter is t.
         bias: (n,), or None. Layout "nt" only.
         layout: "nn", "nt" or "tn".
-        out: Where it goes: (m, n); None allocates it.
+        out: Receives the product (m, n); None allocates it.
         workspace: 1-D uint8 array of `product_scratch.product_workspace` bytes. None allocates one where it is needed.
         fused: Further terms of the result; `Fused` lists those of each layout.
-        norm: Batch norm next to the product, of layouts "nt" and "nn": see `norm_sums.launch`.
+        norm: Arguments of a batch norm next to the product, see `norm_sums.launch`. Layouts "nt" and "nn" only.
 
     Returns:
         The product, which is `out` where that was given.
@@ -55,7 +55,8 @@ def gemm_problem(context: Context, a: Any, b: Any, *, layout: str = "nt") -> Pro
     Return a product of matrices as a problem of the tiled kernels; a, b and layout are those of `gemm`.
 
     Raises:
-        InvalidArgument: If the shapes do not fit together in this layout, or a row has 2^26 elements or more.
+        InvalidArgument: If the layout is unknown, the shapes do not fit together in it, or a row has 2^26 elements or
+            more.
     """
     m, n, gemm_k = extents(a, b, layout)
     if max(a.shape[1], b.shape[1]) >= _LONGEST_ROW:
@@ -65,7 +66,11 @@ def gemm_problem(context: Context, a: Any, b: Any, *, layout: str = "nt") -> Pro
 
 
 def extents(a: Any, b: Any, layout: str) -> tuple[int, int, int]:
-    """Return the extents m, n and k of the product of a and b, whose shapes depend on the layout as in `gemm`."""
+    """
+    Return the extents m, n and k of the product of a and b, whose shapes depend on the layout as in `gemm`.
+
+    Raises InvalidArgument if the layout is unknown or the shapes do not fit together.
+    """
     if layout not in LAYOUTS:
         raise InvalidArgument("layout", layout, "one of " + ", ".join(LAYOUTS))
     (m, gemm_k), (b_k, n) = (x.shape[::-1] if turn == "t" else x.shape for x, turn in zip((a, b), layout, strict=True))

@@ -36,7 +36,7 @@ class Heads:
 
     @classmethod
     def side_by_side(cls, array: Any, heads: int, width: int, part: int = 0) -> Heads:
-        """Return the matrices in one part of an array (n, t, parts x heads x width): `width` columns of each head."""
+        """Return the matrices in part `part` of an array (n, t, parts x heads x width): `width` columns a head."""
         _, t, stride = array.shape
         return cls(array, heads, t, width, part * heads * width, width, stride)
 
@@ -55,8 +55,12 @@ def multiply_heads(
 
     Args:
         layout: "nt": b is transposed; "nn": neither; "tn": a is.
+        a, b: The left and right matrices, with extents as stored.
         out: Receives the products.
         factor: Factor of each result, applied in float32 before it is stored.
+
+    Raises:
+        InvalidArgument: If extents, samples or dtypes do not fit together, or a sample has 2^31 elements or more.
     """
     m, k = (a.rows, a.columns) if layout[0] == "n" else (a.columns, a.rows)
     b_k, n = (b.rows, b.columns) if layout[1] == "n" else (b.columns, b.rows)

@@ -40,7 +40,7 @@ _SUMMING_DTYPES = ("float16", "bfloat16")
 
 
 Launch = tuple[TensorMap, TensorMap, dict[str, int]]
-"""Maps of A and B, and what of the walk is not zero."""
+"""Tensor maps of A and B, and the fields of the kernel's structure Walk that are not zero, by name."""
 
 
 def launch(context: Context, chosen: Kernel, operands: Operands, *, partials: Any, output: Any) -> int:
@@ -51,7 +51,7 @@ def launch(context: Context, chosen: Kernel, operands: Operands, *, partials: An
 
     Args:
         operands: The operands; in tf32, B is contiguous along gemm_k.
-        partials: Receives the slices of a split product; None if it is not split.
+        partials: Receives the partial sums of each slice of gemm_k; None if it is not split.
         output: A record `structs.OUTPUT`.
 
     Returns:
@@ -113,7 +113,7 @@ def summing_variant(kernel: Kernel, kind: str = "sums") -> Kernel | None:
     """
     Return the variant with the same tile that also computes sums for a batch norm; None if there is none.
 
-    `kind` may also be the type of an activation, whose slope the variant applies instead: a matrix product.
+    `kind` may also be the type of an activation: then the variant, of a "gemm_nn", applies its slope instead.
     """
     if kernel.dtype not in _SUMMING_DTYPES or (kind != "sums" and kernel.operation != "gemm_nn"):
         return None
@@ -122,7 +122,7 @@ def summing_variant(kernel: Kernel, kind: str = "sums") -> Kernel | None:
 
 def _adds_to_itself(context: Context, ends: tuple[Any, ...], output: Any) -> bool:
     """
-    Return whether a gradient is only added to the values in its place: no mask, and gemm_k is not split.
+    Return whether a gradient is only added to the values that its output holds: no mask, and gemm_k is not split.
 
     `ends` are the output and its terms, of which the last two are residual and mask.
     """
@@ -146,7 +146,7 @@ def _finishes(context: Context, problem: Problem, ends: tuple[Any, ...], output:
 
 def _rows(array: Any, output: Any, count: int, window: Window | None = None) -> TensorMap | None:
     """
-    Return the tensor map of an array with the rows and columns of a product's output; None for None.
+    Return the tensor map of an array with the rows and columns of a product's output; None if the array is None.
 
     Args:
         output: The record `structs.OUTPUT`, which has the columns and elements of the output.

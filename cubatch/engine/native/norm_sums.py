@@ -31,7 +31,7 @@ def launch(context: Context, operands: Operands, norm: Mapping[str, Any] | None)
             more at its end.
         norm: None for no norm. For a forward product the arguments of `batch_norm_statistics` for the norm that reads
             the output. For the gradient of an input, which is the gradient of a norm's result, those of
-            `gradient_sums` for that norm, and its gamma and beta. The two are None unless the mask is a ReLU of that
+            `gradient_sums` for that norm, and its gamma and beta. Both are None unless the mask is a ReLU of that
             result. For a gradient that is multiplied by the slope of an activation: "kind", its type, "x", its input,
             and "db". "db" receives the sums of the output over its rows; with None there are no sums.
     """
@@ -96,5 +96,5 @@ def _apply_slope(context: Context, operands: Operands, curve: Mapping[str, Any],
 
 
 def _launch_with(context: Context, operands: Operands, sums: RowSums) -> int:
-    """Launch a product with sums or a slope; return the tiles that have them, 0 if the variant computes none."""
+    """Launch a product with sums or a slope; return its number of row tiles, 0 if the variant computes neither."""
     return product.launch(context, attrs.evolve(operands, fused=attrs.evolve(operands.fused, sums=sums)))

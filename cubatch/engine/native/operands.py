@@ -1,4 +1,4 @@
-"""What a tiled kernel computes: its problem, its arrays, the terms of its epilogue, and a convolution's geometry."""
+"""Operands of a tiled kernel: its problem, its arrays, the terms of its epilogue, and a convolution's geometry."""
 
 from __future__ import annotations
 
@@ -106,10 +106,13 @@ class Operands:
 
 def geometry(shape: ConvShape, *, of_input: bool = False) -> Any:
     """
-    Return a convolution's geometry in the structure that the kernels read.
+    Return a convolution's geometry in the structure that the kernels read, a record `structs.CONV`.
 
     Args:
         of_input: Whether gemm_m counts the pixels of the input, phase by phase, instead of the output's.
+
+    Raises:
+        InvalidArgument: If an image, its padding or the filter has 2^31 elements or more.
     """
     v, h = shape.vertical, shape.horizontal
     padded = (v.span(v.out) + max(0, -v.offset)) * (h.span(h.out) + max(0, -h.offset)) * shape.c

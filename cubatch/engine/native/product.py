@@ -85,11 +85,12 @@ def launch(context: Context, operands: Operands) -> int:
     Compute a product with its fused terms into its output.
 
     Returns:
-        The tiles of rows of which `Fused.sums` has sums; 0 if the variant computes none.
+        Number of row tiles whose sums were written into `Fused.sums`; 0 if the variant computes none.
 
     Raises:
         InvalidArgument: If arrays do not fit, the pass does not take a term, there are too many blocks, or the
             workspace is too small.
+        DeviceFailed: If the driver also refuses the variant that replaces a refused one, or the GPU has failed.
     """
     _check(operands)
     fused = operands.fused
@@ -105,7 +106,8 @@ def _run_what_is_taken(context: Context, operands: Operands, *, try_out: bool) -
     Return the number of tiles whose sums were written into `Fused.sums`, as `_launch`.
 
     No GPU has confirmed tensor maps whose pixels overlap. If one is refused, other problems still use the family.
-    `try_out` is whether the choice may time variants on the arrays, without sums: a winner is one of all such products.
+    `try_out` is whether the choice may time variants on the arrays. They are timed without sums, since the fastest
+    variant is then used for products with and without them.
     """
     problem, plain = operands.problem, operands
     if operands.fused.sums is not None:
@@ -188,7 +190,7 @@ def _launch_in_parts(context: Context, split: SplitKernel, operands: Operands) -
     Launch a variant as `_launch`; a "gemm_nt" computes a "gemm_tn" after both operands have been transposed.
 
     One part of gemm_k after another is transposed and multiplied. Each adds its sums to those of the parts before it.
-    Return the tiles of rows of which `Fused.sums` has sums, as `_launch`; 0 after transposing.
+    Return the number of tiles whose sums were written into `Fused.sums`, as `_launch`; 0 after transposing.
     """
     problem, out, fused = operands.problem, operands.out, operands.fused
     if not is_transposing(problem, split.kernel):
@@ -215,7 +217,7 @@ def _launch_in_parts(context: Context, split: SplitKernel, operands: Operands) -
 
 def _moments(fused: Fused, count: int, size: int) -> Any:
     """
-    Return where kernels of simt/ or mma/ write the moments of a product in `count` slices; None for nowhere.
+    Return the array for moments that kernels of simt/ or mma/ compute of a product in `count` slices; None: no array.
 
     `size` is the number of moments. Tiles of 32 rows have more than the scratch memory holds, if there are many rows.
     """

@@ -57,7 +57,7 @@ def finish_grid(columns: int) -> tuple[int, int, int]:
 
 def add_up_tiles(context: Context, partials: Any, columns: int, *, workspace: Any) -> Any:
     """
-    Return partial sums of fewer tiles: of many tiles, a launch adds up groups first, so that more blocks share them.
+    Return partial sums of fewer tiles, from a launch that adds up groups; the partial sums themselves if they are few.
 
     Args:
         partials: float32 (tiles, columns), flat.

@@ -61,7 +61,7 @@ def layer_scale_backward(context: Context, given: SimpleNamespace) -> None:
 
 def sample_sums_grid(context: Context, shape: tuple[int, ...], vector: int, itemsize: int) -> tuple[Grid, list[object]]:
     """
-    Return the grid of a kernel that sums all pixels of a sample, and its arguments.
+    Return the grid of a kernel that sums all pixels of each sample of an array (n, h, w, c), and its arguments.
 
     The arguments are the channels, the threads along the channels, and the channels of a thread.
     """
@@ -72,7 +72,7 @@ def sample_sums_grid(context: Context, shape: tuple[int, ...], vector: int, item
 
 def sample_walk_grid(context: Context, shape: tuple[int, ...], vector: int, itemsize: int) -> tuple[Grid, list[object]]:
     """
-    Return the grid of a kernel over tiles of each sample's pixels, and its arguments.
+    Return the grid of a kernel over tiles of each sample's pixels of an array (n, h, w, c), and its arguments.
 
     The arguments are the rows of a tile, the channels, the threads along the channels, and the channels of a thread.
     """

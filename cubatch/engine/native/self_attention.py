@@ -37,8 +37,8 @@ def attention(context: Context, given: SimpleNamespace) -> Any:
     """
     Launch the kernels of `functional.attention` and return y.
 
-    Rows of the weights in `keep` have `stored_row` elements. Float32 in place of weights of 16 bits receives logarithms
-    of sums instead, see `attend`. The workspace has `attention_scratch.attention_workspace` bytes.
+    Rows of the weights in `keep` have `stored_row` elements. If their array is float32 and the others have 16 bits, it
+    receives the logarithms of sums of `attend`. The workspace has `attention_scratch.attention_workspace` bytes.
     """
     x, y, keep, heads = given.x, given.out, given.keep, given.heads
     n, t, c, dtype = len(x), math.prod(x.shape[1:-1]), x.shape[-1], product_dtype(context, x)
@@ -77,7 +77,7 @@ def _mix_by_weights(context: Context, qkv: Any, weights: Any, mixed: Any) -> Non
 
 
 def keeps_log_sums(saved: Sequence[Any]) -> bool:
-    """Return whether saved values of 16 bits have float32 in place of weights: logarithms of sums, see `attend`."""
+    """Return whether the second of the saved arrays has the logarithms of sums of `attend`, not weights in 16 bits."""
     return bool(saved[1].dtype.itemsize > saved[0].dtype.itemsize)
 
 
@@ -113,7 +113,7 @@ def attend_backward(
     Write the gradients of queries, keys and values, without storing weights or scores.
 
     Args:
-        qkv, mixed, log_sums: What `attend` read and wrote.
+        qkv, mixed, log_sums: The argument `qkv` of `attend`, and its results `out` and `log_sums`.
         dmixed: Gradient of the weighted sums of the values (n, t, c).
         heads: Number of heads, of at most `WIDEST_HEAD` channels.
         means: Receives the mean of each query's gradients of its weights (n, heads, t), in float32.
@@ -156,7 +156,11 @@ def attention_backward(context: Context, given: SimpleNamespace) -> Any:
 
 
 def _mix_backward(context: Context, qkv: Any, weights: Any, dmixed: Any, *, dweights: Any, out: Any) -> None:
-    """Write the gradients of queries, keys and values to `out`, from weights (n, heads, t, t or more)."""
+    """
+    Write the gradients of queries, keys and values to `out`, from weights (n, heads, t, t or more).
+
+    `dmixed` is the gradient of the weighted sums of the values; `dweights` is scratch memory like the weights.
+    """
     heads, t, width = weights.shape[1], weights.shape[2], dmixed.shape[-1] // weights.shape[1]
     queries, keys, values = (Heads.side_by_side(qkv, heads, width, part) for part in range(3))
     dqueries, dkeys, dvalues = (Heads.side_by_side(out, heads, width, part) for part in range(3))

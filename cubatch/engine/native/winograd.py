@@ -1,8 +1,8 @@
 """
 Launches of kernels/winograd: filter and source transformed, products next to each other, results transformed back.
 
-`product` chooses the variant and calls `launch`. `kernels.winograd.cut` decides whether it takes a problem, and cuts a
-batch into parts whose tiles fit the scratch memory.
+`product` chooses the variant and calls `launch`. `kernels.winograd_plan.cut` decides whether it takes a problem, and
+cuts a batch into parts whose tiles fit the scratch memory.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ def launch(context: Context, chosen: Kernel, operands: Operands, output: Any) ->
     Args:
         operands: The convolved array, x or the output's gradient, and the filter.
         output: A record `structs.OUTPUT`.
+
+    Raises:
+        InvalidArgument: If the algorithm cannot run the problem, or the workspace is too small.
     """
     problem, conv = operands.problem, operands.conv
     how = winograd_plan.cut(problem, chosen)
