@@ -51,8 +51,8 @@ def launch_facts(launch: Launch, device: Device, *, compiled: bool = True, tiles
 
     Args:
         launch: The kernel and its grid.
-        compiled: Whether to compile the kernel, which gives registers and occupancy. Without a compiler those recorded
-            with the sources are used, if there are any.
+        compiled: Whether to compile the kernel, which gives registers and occupancy. Without a compiler, the values
+            recorded with the sources are used, if there are any.
         tiles: Tiles that its blocks share; `None` if each has one.
     """
     kernel, pieces = launch.kernel, launch.blocks if tiles is None else tiles
@@ -81,7 +81,7 @@ def _figures(kernel: Kernel, arch: str) -> Figures | None:
     """
     Return the registers of a thread, the shared bytes of a block and the spilled bytes of a thread of a kernel.
 
-    They are the compiler's for `arch` ("sm_90"), or without a compiler those recorded; None if none are recorded.
+    The compiler reports them for `arch` ("sm_90"). Without a compiler they are the recorded ones, None if unrecorded.
     """
     try:
         resources = compiler.compile_kernel(kernel, arch).resources[kernel.entry]
@@ -137,7 +137,7 @@ class Result:
 
     @property
     def times(self) -> Mapping[str, Entry]:
-        """The fastest timed entry with right results, by side."""
+        """By side (`OURS` or `VENDOR`), the fastest timed entry with right results; without sides that have none."""
         fastest: dict[str, Entry] = {}
         for entry in self.entries:
             if entry.status == "ok" and entry.seconds is not None:
@@ -153,11 +153,11 @@ class Result:
 
     @property
     def wrong(self) -> tuple[Entry, ...]:
-        """Entries of cubatch with wrong results, or that did not run."""
+        """Entries of cubatch whose status is "wrong" or "error"."""
         return tuple(entry for entry in self.entries if entry.side == OURS and entry.status in {"wrong", "error"})
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return plain mappings with the timings, for JSON."""
+        """Return the attributes by name, with all timings, as a dict that JSON can hold."""
         mapping: dict[str, Any] = plain(attrs.asdict(self, recurse=False) | {"case": self.case.to_mapping()})
         return mapping
 
@@ -174,9 +174,8 @@ def entered(
     """
     Return the entry with status, timings and rates of its entrant.
 
-    The rates are also given as shares of the roofline and of a plain copy, None if these are unknown. An entry of
-    cubatch gets the seconds of `rival` divided by its own. `rival` is the vendor's fastest entrant, None if there is
-    none.
+    Rates are also given as shares of the roofline and of the bandwidth of a plain copy, None if these are unknown. The
+    ratio of a cubatch entry is seconds of `rival` / its own. `rival` is the vendor's fastest entrant, or None.
     """
     seconds = entrant.seconds
     if entrant.status == "error":

@@ -82,8 +82,9 @@ class Case:
         Call the operation, which writes its results into the arrays.
 
         Args:
-            operations: Holds it by name: `engine.functional` or the same operations on cubatch kernels.
-            changes: Options that differ from those of the call.
+            operations: An object with the operations as attributes: `engine.functional`, or those of cubatch kernels.
+            arrays: The arrays by name of operand; results are written into them.
+            changes: Options that replace those of the case.
         """
         given = {
             parameter: arrays[names] if isinstance(names, str) else [name and arrays[name] for name in names]
@@ -93,7 +94,7 @@ class Case:
 
     @property
     def result(self) -> str:
-        """Return the name of the operation's main result."""
+        """Return the name of the operand that is the main result: "out" if it is written, else the first result."""
         return "out" if "out" in self.results else self.results[0]
 
     @property
@@ -120,7 +121,7 @@ class Case:
 
     @property
     def kind(self) -> str:
-        """Kind of operation, by which the times of a step are added up: "conv2d", "gelu backward"."""
+        """Kind of the operation, by which the times of a step are grouped: "conv2d", "gelu backward"."""
         if self.operation.startswith("activation"):
             return f"{self.options['kind']}{' backward' if self.operation.endswith('backward') else ''}"
         # Depthwise convolutions are bound by bytes and have kernels of their own.
@@ -139,7 +140,7 @@ class Case:
         return (*terms, *(["relu"] if relu else []), *([activation] if activation else []))
 
     def unpadded(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arrays without zero channels, as NumPy and other libraries need them."""
+        """Return `arrays` (by name of operand), the padded ones replaced by copies without their zero channels."""
         cut = {name: self.operands[name].padded for name in arrays if name in self.operands}
         return {name: array[..., : -cut[name]].copy() if cut.get(name) else array for name, array in arrays.items()}
 
@@ -156,14 +157,14 @@ class Case:
         return max(self.flops / peak if peak else 0.0, self.traffic_bytes / bandwidth)
 
     def bound(self, device: Device) -> str | None:
-        """Return what limits the time by the data sheet: "compute", "memory", or `None` if a rate is unknown."""
+        """Return the roofline's limit by the data sheet, "compute" or "memory"; `None` if a needed rate is unknown."""
         seconds = self.roofline_seconds(device)
         if seconds is None:
             return None
         return "memory" if seconds == self.traffic_bytes / (device.peak_bytes_per_second or 1) else "compute"
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return what identifies the case and the FLOP and bytes that it computes and moves, as in `bench`'s JSON."""
+        """Return name, operation, options, FLOP, bytes and layers of the case as a dict for the JSON of `bench`."""
         options = dict(self.options)
         if "window" in options:
             options |= options.pop("window")._asdict()
@@ -186,7 +187,7 @@ class Case:
 
 
 class Blanks:
-    """Makes arrays without memory and remembers which operand each stands for, also through views."""
+    """Makes arrays without memory and records the operand that each array, or a view of it, stands for."""
 
     def __init__(self) -> None:
         self._operands: dict[int, tuple[np.ndarray[Any, Any], Operand, bool]] = {}
@@ -212,7 +213,11 @@ class Blanks:
 
 
 def call_of(operation: str, arguments: Mapping[str, Any], blanks: Blanks) -> Case:
-    """Return a call of an operation as a case: operands by argument name, options, and names of operands it writes."""
+    """
+    Return a call of an operation as a case: operands by argument name, options, and the operands that it writes.
+
+    `arguments` are the arguments by name, of which `blanks` made the arrays.
+    """
     arrays: dict[str, str | tuple[str | None, ...]] = {}
     options: dict[str, Any] = {}
     operands: dict[str, Operand] = {}
@@ -243,7 +248,7 @@ def call_of(operation: str, arguments: Mapping[str, Any], blanks: Blanks) -> Cas
 
 
 def _is_unused(operation: str, parameter: str, value: Any) -> bool:
-    """Return whether an option with this value is left out of a case: it changes no timing, or belongs to training."""
+    """Return whether a case leaves out an option with this value, since it changes no timing or belongs to training."""
     of_training = parameter in _OF_TRAINING or (parameter == "count" and operation.startswith("batch_norm"))
     return of_training or (parameter, value) == ("relu", False)
 
@@ -268,7 +273,7 @@ def _filled(operation: str, name: str, operand: Operand, options: Mapping[str, A
 
 
 class _Recorder:
-    """Stands for the engine's operations and notes how each is called."""
+    """Has the engine's operations as methods, which record their calls and compute nothing."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, dict[str, Any]]] = []
@@ -288,7 +293,7 @@ def calls_of(
     Args:
         kind: "forward" or "backward".
         samples: The batch size.
-        is_training: Whether a forward pass keeps what the backward pass reads.
+        is_training: Whether a forward pass saves the arrays that the backward pass reads.
         ending: Terms that the result ends with: "folded", "residual", "positive", "pooled", "parts"; see
             `memory.schedule_records.Op`.
         relu: Whether the result is clamped at zero.

@@ -151,7 +151,7 @@ def _named(case: Case, channels: int) -> Case:
 
 
 def has_case(layer: Layer, pass_: Pass) -> bool:
-    """Return whether a layer has a pass that can be measured by itself."""
+    """Return whether the engine runs this pass of the layer as an operation of its own, which can be measured."""
     passes = TABLE.get(type(layer))
     if pass_ is Pass.WGRAD:
         return isinstance(layer, Conv2d | Linear)
@@ -166,7 +166,7 @@ def modes_of(layer: Layer, pass_: Pass) -> tuple[str, ...]:
 
 
 def of_dtype(dtype: str) -> str:
-    """Return a dtype as the end of a name: ", float16"; empty for float32."""
+    """Return a comma and the dtype, to end the name of a case: ", float16"; empty text for float32."""
     return "" if dtype == "float32" else f", {dtype}"
 
 
@@ -175,6 +175,7 @@ def gemm(m: int, n: int, k: int, *, layout: str = "nt", dtype: str = "float32") 
     Return the case of a matrix product (m, k) x (k, n), as a pass of a linear layer.
 
     Args:
+        m, n, k: Rows and columns of the result, and length of the sums.
         layout: "nt" is (m, k) times the transpose of (n, k), the output of a layer. "nn" is (m, k) times (k, n), the
             gradient of its input. "tn" is the transpose of (k, m) times (k, n), the gradient of its filter.
 
@@ -207,7 +208,7 @@ def of_step(
         optimizer: "sgd", "momentum" or "adam", for training.
 
     Returns:
-        list: `multiplicity` is the number of occurrences in a step; `layers` names where they are.
+        list: The cases. Their `multiplicity` is the number of occurrences in a step, and `layers` names the layers.
 
     Example:
         >>> from cubatch.network import models
@@ -276,6 +277,7 @@ def optimizer_step(name: str, parameters: int, dtype: str = "float32") -> Case:
 
     Args:
         name: "sgd", "momentum" or "adam".
+        parameters: The number of parameters.
         dtype: Storage of the parameters and the gradient; the state is float32.
 
     Example:

@@ -144,7 +144,7 @@ def cuts_of(case: Case) -> dict[str, dict[str, int]]:
 
 @attrs.frozen
 class Check:
-    """How the results of a kernel differ from the right ones."""
+    """The largest difference between the results of a kernel and the right results."""
 
     worst: float  # largest error in units of its bound; at most 1 is right. Infinite for NaN and for an inexact copy
     compared: int  # results that were compared
@@ -163,10 +163,10 @@ class Expected:
     They are computed before the kernels run, since kernels may overwrite operands.
 
     Args:
-        case: The call.
-        arrays: Its operands, filled.
-        rng: Draws the places.
-        images, channels: Number of places along an axis that is cut; `None` for all.
+        case: The call of an operation.
+        arrays: The operands of the case by name, filled.
+        rng: Draws the sample of places.
+        images, channels: Number of places along an axis of samples, or of channels, that is cut; `None` for all.
     """
 
     def __init__(

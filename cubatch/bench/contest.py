@@ -63,7 +63,7 @@ class Entrant:
 
     @property
     def width(self) -> float:
-        """Width of the interval as a share of the median; infinite without an interval."""
+        """Width of the confidence interval / median; infinite without an interval."""
         return math.inf if self.interval is None else (self.interval[1] - self.interval[0]) / (self.seconds or math.nan)
 
     @property
@@ -76,7 +76,7 @@ class Entrant:
         return self.width <= TARGET_WIDTH
 
     def is_clearly_slower(self, other: Entrant) -> bool:
-        """Return whether its interval lies clearly above that of another entrant; False after few timings."""
+        """Return whether its interval lies more than 6 % above that of `other`; False if either has under 3 timings."""
         if min(len(self.used), len(other.used)) < _MIN_ROUNDS_TO_DROP:
             return False
         return self._range[0] > _CLEARLY * other._range[1]
@@ -94,7 +94,7 @@ class Entrant:
 
 def time_ratio(rival: Entrant, entrant: Entrant) -> tuple[float | None, tuple[float, float] | None]:
     """
-    Return the time of a rival divided by that of an entrant, with a 90 % confidence interval.
+    Return seconds of a rival / seconds of an entrant, with a 90 % confidence interval.
 
     The interval is that of the median ratio of rounds, which changes between rounds do not affect.  It is the whole
     range for few rounds, and `None` without a common round.  Both are `None` if one of the two was not timed.
@@ -136,8 +136,8 @@ class Contest:
         Each entrant whose step does not fail gets at least one timing.
 
         Args:
-            entrants: Their timings, status and reason are filled in.
-            seconds: Most seconds, discarded first steps included; the first round always ends.
+            entrants: The implementations; their timings, status and reason are set.
+            seconds: Time limit in seconds, discarded first steps included; the first round always ends.
         """
         begin, order = self.clock.now(), random.Random(self.seed)  # noqa: S311 - an order, not a secret
         self._contests += 1

@@ -20,8 +20,12 @@ def rates(results: Sequence[Result], path: str | Path, *, title: str) -> None:
     Draw the share of the roofline that each case reaches: cubatch in blue, the vendor in grey.
 
     Args:
-        results: Those with a share of the roofline are drawn; at least one must have it.
+        results: The results, of which those with a share of the roofline are drawn.
         path: Path of the figure: .png, .svg or .pdf.
+        title: Title of the figure.
+
+    Raises:
+        InvalidArgument: If no result has a share of the roofline, or the file has another ending or cannot be written.
     """
     style.check(path)
     drawn = [result for result in results if result.best is not None and result.best.roofline_fraction is not None]

@@ -108,7 +108,7 @@ class Way:
 
     @property
     def main(self) -> Kernel:
-        """The kernel that does most of the work: the wanted variant, else that of the first choice or launch."""
+        """The main kernel: the wanted variant, else that of the first problem with a choice or of the first launch."""
         if self.wanted is not None:
             return self.wanted
         chosen = self.problems[0].operation if self.problems else None
@@ -148,7 +148,7 @@ def ways(case: Case, device: Device, variants: Which = "chosen", without: Collec
     Args:
         variants: "chosen": the variant ranked first; "ranked": every variant, only those on tensor cores if there are
             any; "all": every variant and kernels/naive.
-        without: Families that are left out.
+        without: Families of kernels that are left out.
     """
     first = Way(case, device)
     if not first.problems:
@@ -170,7 +170,7 @@ def _is_plain(case: Case) -> bool:
 
 
 def _naive(context: Context) -> Any:
-    """Return the operations of kernels/naive under the engine's names."""
+    """Return an object that has the operations of kernels/naive as methods, named as those of the engine."""
     operations: Mapping[str, Callable[..., Any]] = {
         "linear": lambda x, w, b=None, **options: naive.gemm(context, x, w, b, layout="nt", **options),
         "linear_dgrad": lambda dy, w, out: naive.gemm(context, dy, w, layout="nn", out=out),

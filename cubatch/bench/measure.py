@@ -38,7 +38,10 @@ def plan(
         compiled: Whether to compile the kernels, which gives registers and occupancy.
 
     Returns:
-        Result: Its entries are "planned", or "error" for a kernel that does not compile.
+        Result: The status of its entries is "planned", or "error" for a kernel that does not compile.
+
+    Raises:
+        OutOfMemory: If the arrays of the case need more bytes than the device has.
     """
     if device.memory_bytes is not None and case.num_bytes > device.memory_bytes:
         raise OutOfMemory(f"{case.name} on {device}", case.num_bytes, device.memory_bytes)
@@ -67,7 +70,7 @@ def _planned(case: Case, device: Device, listed: Sequence[Way], *, compiled: boo
 
 @attrs.frozen
 class _Checked:
-    """Buffers of a case on a target, with the right results of the first set."""
+    """Sets of arrays of a case on a target, with the right results of the first set."""
 
     case: Case
     target: Target

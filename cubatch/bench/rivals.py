@@ -66,11 +66,11 @@ def rivals(case: Case, module: types.ModuleType, *, others: Ways | None = None) 
 
     Args:
         module: Array module: CuPy, or NumPy in tests.
-        others: Functions that make the implementations of operations other than products and attention, by the name of
-            the operation; None: these have no rivals.
+        others: By name of the operation, functions that make the implementations of operations other than products and
+            attention; None: such operations have no rivals.
 
     Returns:
-        list | str: The implementations, or the reason if there is none.
+        list | str: The implementations, or the reason why there is none, as text.
     """
     try:
         torch, layer = torch_of(module), case.layer
@@ -130,13 +130,13 @@ def _rival(torch: Any, module: types.ModuleType, case: Case, library: str, way: 
 
 
 def torch_of(module: types.ModuleType) -> types.ModuleType | None:
-    """Return PyTorch; None if it is missing or does not take arrays of this module: those of CuPy need CUDA."""
+    """Return PyTorch; None if it is missing, or lacks CUDA and `module` is CuPy, whose arrays it then cannot take."""
     torch = _torch()
     return None if torch is not None and module.__name__ == "cupy" and not torch.cuda.is_available() else torch
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of "torch" and its "cudnn"; None for a missing one and a cuDNN that rejects this GPU."""
+    """Return the versions of "torch" and its "cudnn"; None if missing, and for a cuDNN that rejects this GPU."""
     torch, version = _torch(), None
     with contextlib.suppress(RuntimeError):  # a cuDNN without this GPU's architecture
         version = torch.backends.cudnn.version() if torch is not None else None
@@ -153,7 +153,7 @@ def set_precision(torch: Any, dtype: str) -> None:
 
 def keeping(work: Step) -> Step:
     """
-    Return a step that does the same work and holds its last result until its next run.
+    Return a step that runs `work` and holds its last result until its next run.
 
     Libraries allocate their results.  Held results have different memory for each set of arrays, so that they do not
     stay in the L2.
@@ -326,7 +326,7 @@ def _attention_way(torch: Any, case: Case) -> Way:
 
 
 def _tensor(torch: Any, array: Any) -> Any:
-    """Return a tensor on the memory of an array; one of uint16 is taken as bfloat16."""
+    """Return a tensor on the memory of an array; the elements of a uint16 array are the bits of bfloat16."""
     if array.dtype == np.uint16:
         return torch.from_dlpack(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_dlpack(array)

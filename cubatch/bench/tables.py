@@ -61,7 +61,7 @@ def summary(results: Sequence[Result], *, title: str) -> Grid:
 
 
 def _if_compared(results: Sequence[Result], *cells: T) -> tuple[T, ...]:
-    """Return `cells`, which are about the vendor's libraries; an empty tuple if these took part in no case."""
+    """Return `cells`, which concern the vendor's libraries; an empty tuple if no result has an entry of the vendor."""
     return cells if any(entry.side == VENDOR for result in results for entry in result.entries) else ()
 
 
@@ -113,7 +113,7 @@ def _ratio(entry: Entry) -> str | None:
 
 
 def _totals(results: Sequence[Result]) -> list[str]:
-    """Return sentences on the times of all layers, each counted as often as it occurs, and on the mean ratio."""
+    """Return sentences on the time of all cases, times their occurrences, and on the mean ratio vendor / cubatch."""
     timed = [(r, r.best.seconds) for r in results if r.best is not None and r.best.seconds is not None]
     floors = [r.case.multiplicity * r.roofline_seconds for r in results if r.roofline_seconds is not None]
     notes = []

@@ -50,12 +50,12 @@ class Target:
 
     def attempt(self, work: Callable[[], T]) -> T | str:
         """
-        Do work of a rival's library, which may fail; retry once with all unused memory freed if memory ran out.
+        Call `work`, which uses a rival's library and may fail; if memory ran out, free unused memory and retry once.
 
         Neither PyTorch nor CuPy can make the other free its memory.
 
         Returns:
-            T | str: The result, or the reason why there is none.
+            T | str: The result of `work`, or the error's type and first line as text.
         """
         self.synchronize()  # an error of a cubatch kernel is not an error of the rival
         for is_last in (False, True):
@@ -74,7 +74,7 @@ class Target:
 
 
 def failure(error: Exception) -> str:
-    """Return the type and first line of a rival's error; raise it again if it is a DeviceFailed that is fatal."""
+    """Return the type and first line of an error of a rival; raise the error again if it is a fatal DeviceFailed."""
     if isinstance(error, DeviceFailed) and error.is_fatal:
         raise error
     return f"{type(error).__name__}: {error}".splitlines()[0]
@@ -104,7 +104,7 @@ def on_gpu(device: Device) -> Target:
 
 
 def storage(dtype: str) -> str:
-    """Return NumPy's type for the elements of an array; bfloat16, which NumPy does not have, is stored as its bits."""
+    """Return NumPy's name of the type that stores a dtype: "uint16" for the bits of bfloat16, "float32" for tf32."""
     return {"bfloat16": "uint16", "tf32": "float32"}.get(dtype, dtype)
 
 

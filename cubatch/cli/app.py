@@ -64,7 +64,7 @@ class _Group(TyperGroup):
             raise typer.Exit(console.INTERRUPTED) from stop
 
     def _command(self, ctx: typer.Context) -> Any:
-        """Return the command that the user gave, also one of a group."""
+        """Return the Typer command that the user gave: the inner command for a group such as `store`."""
         command = self.commands.get(ctx.invoked_subcommand or "")
         inner = getattr(command, "commands", {})
         return next((inner[word] for word in sys.argv[1:] if word in inner), command)

@@ -199,7 +199,11 @@ _OWN = ("title", "cases")
 
 
 def _command(make: Callable[..., tuple[str, list[Any]]]) -> None:
-    """Register a command that runs the title and cases that `make` returns; it has the options of `make` and `_run`."""
+    """
+    Register a command named as `make`, with the options of `make` and `_run`.
+
+    `make` returns a title and cases, which `_run` times and shows.
+    """
     own, shared = (inspect.signature(function, eval_str=True) for function in (make, _run))
     options = [option for name, option in shared.parameters.items() if name not in {*_OWN, *own.parameters}]
 
@@ -266,7 +270,7 @@ def _run(
 def _time(
     cases: list[Case], device: Device, results: list[Any], *, seed: int, **options: Any
 ) -> tuple[float, BaseException | None]:
-    """Append the results; return the bytes per second of a copy, and the error that ended the timing or None."""
+    """Append the cases' results to `results`; return the bytes/s of a copy, and the error that ended it or None."""
     from cubatch.bench import measure
     from cubatch.bench.contest import Contest
     from cubatch.bench.target import on_gpu

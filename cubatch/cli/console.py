@@ -49,6 +49,7 @@ def emit(grids: Sequence[Grid], payload: Mapping[str, Any], json_path: str | Non
     Write a command's result: tables to stdout, and JSON to a file; if one fails, the other is still written.
 
     Args:
+        grids: The tables.
         payload: The result in JSON form.
         json_path: A file, "-" for stdout instead of the tables, or None.
 
@@ -108,7 +109,7 @@ def is_terminal() -> bool:
 
 def write_text(option: str, path: str, text: str) -> None:
     """
-    Write a text to the file of an option; a failure raises InvalidData, which names the option.
+    Write a text to the file `path` of an option such as "--json"; a failure raises InvalidData, which names the option.
 
     The file is replaced once the text is complete; a device or pipe is written directly.
     """
@@ -126,7 +127,7 @@ def write_text(option: str, path: str, text: str) -> None:
 @contextlib.contextmanager
 def writing(option: str, path: str) -> Iterator[Path]:
     """
-    Yield the path of an option's file; turn errors of writing it into an error that names option and reason.
+    Yield the path of an option's file; raise errors of writing it in the block with the option and the reason.
 
     Raises:
         InvalidData: If the file cannot be written.
@@ -143,7 +144,7 @@ def check_writable(**paths: str | None) -> None:
     Reject output files that cannot be written, or are the same file, before anything is measured.
 
     Args:
-        paths: Path by option name, without dashes; None is accepted, and "-" for `json`.
+        paths: By option name without dashes, the path of its file; None is accepted, and "-" (stdout) for `json`.
 
     Raises:
         InvalidArgument: If a file is rejected; the error names the option and the reason.
@@ -181,7 +182,7 @@ def progress_bar(description: str) -> Iterator[Show | None]:
         description: Text in front of the bar.
 
     Yields:
-        A function of (work done, total work, current step); None without a terminal.
+        A function of (amount done, total amount, current step as text); None without a terminal.
     """
     if sys.stderr is None or not sys.stderr.isatty():
         yield None
@@ -211,7 +212,7 @@ def progress_lines(*, now: Callable[[], float] = time.monotonic) -> Callable[[st
     Return a function that logs progress to stderr: at most one line per LINE_SECONDS, the others are dropped.
 
     Args:
-        now: The clock; LINE_SECONDS begin with this call.
+        now: The clock, in seconds; LINE_SECONDS begin with this call.
     """
     began = last = now()
 
@@ -235,12 +236,12 @@ def progress(
 
     Args:
         description: Text in front of the bar.
-        is_counted: Whether the lines have the work done and the remaining seconds too.
-        now: The clock.
+        is_counted: Whether the lines also have the amount done, the total and the remaining seconds.
+        now: The clock, in seconds.
 
     Yields:
-        A function of (work done, total work, current step, unit). The remaining time is based on the work since its
-        first call.
+        A function of (amount done, total amount, current step, unit of the amounts). The remaining time is based on the
+        amount since its first call.
     """
     with progress_bar(description) as bar:
         line, first = progress_lines(now=now), None
@@ -265,6 +266,6 @@ def progress(
 
 @contextlib.contextmanager
 def watching(model: str) -> Iterator[Callable[[Event], None]]:
-    """Yield a function that shows each event of tuning as progress on stderr."""
+    """Yield a function that shows each event of tuning the network named `model` as progress on stderr."""
     with progress(f"tuning {model}") as show:
         yield lambda event: None if event.kind == "end" else show(event.done, event.total, event.so_far)

@@ -235,7 +235,11 @@ def read_spec(model: str, input_shape: str | None, classes: int | None, *, opaqu
 
 
 def whole_numbers(option: str, text: str, count: int | None = None, remedy: str = "") -> list[int]:
-    """Parse numbers such as "32,64" of an option; raise BadParameter for other text, or not `count` (None: any)."""
+    """
+    Return the numbers in the text of an option, such as "32,64".
+
+    For other text, or if there are not `count` numbers (None: any count), BadParameter is raised; `remedy` ends it.
+    """
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
@@ -247,19 +251,19 @@ def whole_numbers(option: str, text: str, count: int | None = None, remedy: str 
 
 
 def optional_sizes(text: str | None) -> list[int] | None:
-    """Parse the value of --batch-sizes, such as "32,64"; None stays None."""
+    """Return the batch sizes in a value of --batch-sizes, such as "32,64"; None for None."""
     return None if text is None else whole_numbers("--batch-sizes", text)
 
 
 def several_devices(text: str | None) -> int | list[str] | None:
-    """Parse the value of --devices: "4" becomes a number, "cuda:0,cuda:1" a list of names, and None stays None."""
+    """Return the value of --devices: an int for "4", a list of names for "cuda:0,cuda:1", None for None."""
     if text is None or text.isdecimal():
         return None if text is None else int(text)
     return [name.strip() for name in text.split(",")]
 
 
 def parse_prices(texts: Sequence[str] | None) -> dict[str, float] | None:
-    """Return prices by device from texts such as "t4=0.35,a40=0.79" or "prices.toml"; None stays None."""
+    """Return prices per hour by device name from texts such as "t4=0.35,a40=0.79" or "prices.toml"; None for None."""
     if texts is None:
         return None
     prices: dict[str, float] = {}
@@ -288,7 +292,7 @@ def choose_store(store: Path | None, *, no_store: bool, fresh: bool) -> Path | s
     """
     Return the `store` argument of `autotune`: the path, "refresh" for --fresh, False for --no-store, else True.
 
-    `store` is the path of --store; None: not given.
+    `store` is the path of --store; None: not given. BadParameter is raised if two of the options are given.
     """
     if no_store + fresh + (store is not None) > 1:
         raise typer.BadParameter("--no-store, --fresh and --store exclude each other")

@@ -67,7 +67,7 @@ def message(error: CubatchError, command: Any, words: Sequence[str] = ()) -> str
 
 
 def reword(error: typer.BadParameter) -> typer.BadParameter:
-    """Return the error with plain words in place of Pydantic's; the same error if there are none."""
+    """Return a BadParameter whose message replaces Pydantic's phrases by plain ones; `error` itself if it has none."""
     text = error.message
     for pattern, plain in _REWORDED:
         text = re.sub(pattern, plain, text)

@@ -41,10 +41,10 @@ class InputOptions:
 
     def check(self) -> None:
         """
-        Check that exactly one option makes the batches.
+        Check that exactly one option determines the batches.
 
         Raises:
-            typer.BadParameter: If none or several of them were given.
+            typer.BadParameter: If none or several of --input-shape, --example-inputs, --batches, --loader were given.
         """
         if self.batches is not None and self.loader is not None:
             raise typer.BadParameter(

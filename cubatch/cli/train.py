@@ -124,7 +124,7 @@ def train(
 
 
 def _batch(arranged: Arranged) -> str:
-    """Return the batch size as text, with the samples per step and the devices if there are several."""
+    """Return the samples per optimizer step as text, such as "64" or "256 of 64 at a time on 2 devices"."""
     shares = arranged.shares or (arranged.batch_size,)
     whole = arranged.options["target_batch_size"] or sum(shares)
     at_a_time = "" if whole == sum(shares) else f" of {sum(shares)} at a time"

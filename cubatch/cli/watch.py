@@ -57,7 +57,7 @@ def watch(
 
 
 def _looks(gpus: GpuHistory, seconds: float, interval: float) -> Iterator[dict[str, Any]]:
-    """Yield the state of the GPUs in JSON form every `interval` seconds until the time is over, at least once."""
+    """Yield the state of the GPUs in JSON form every `interval` seconds until `seconds` are over, at least once."""
     began, looks, passed = time.monotonic(), 0, 0.0
     while not looks or passed < seconds:
         if looks:

@@ -36,9 +36,9 @@ class Curve:
     The values, labels and axes of the figure of a tuning result or prediction.
 
     Attributes:
-        result: The result.
-        points: Points of the sizes with a value of the objective, ascending.
-        absent: (batch size, reason) of the sizes without a timing, ascending.
+        result: The tuning result or prediction.
+        points: Points of the batch sizes with a value of the objective, ascending.
+        absent: (batch size, reason) of the batch sizes without a timing, ascending.
         answer, fastest: Points of the recommended and the fastest size; None if there is none.
     """
 
@@ -78,12 +78,12 @@ class Curve:
 
     @property
     def tied(self) -> list[Dot]:
-        """Points whose difference from the fastest batch size may be noise."""
+        """Points of batch sizes whose difference from the fastest may be noise, without the fastest."""
         return [p for p in self.points if p.batch_size in self.result.ties and p is not self.fastest]
 
     @property
     def band(self) -> tuple[float, float] | None:
-        """Lowest and highest value of the objective within the tolerance of the best; None if there is no best."""
+        """Lowest and highest value of the objective within the tolerance of the fastest size; None if there is none."""
         if self.fastest is None:
             return None
         value, tolerance = self.fastest.value, self.result.tolerance or 0.0
@@ -106,7 +106,7 @@ class Curve:
 
     @property
     def x_range(self) -> tuple[float, float]:
-        """Batch size at the left end of the axis, and at the right end."""
+        """Batch sizes, not rounded to whole samples, at the left and at the right end of the axis."""
         sizes = [*self.result.sizes, *(self.limit or ())[:1]]
         if not sizes:
             return 0.7, 1.5
@@ -115,7 +115,7 @@ class Curve:
 
     @property
     def label_above(self) -> float | None:
-        """The value of the objective above which the label of `answer` overlaps no point; None without `answer`."""
+        """Upper end of the intervals near `answer`, above which its label overlaps none; None without `answer`."""
         if self.answer is None:
             return None
         (low, high), n = self.x_range, self.answer.batch_size
@@ -127,7 +127,8 @@ class Curve:
         """
         The largest peaks and drops of the curve whose cause is known, each with the cause as text.
 
-        A point is left out if it is near the recommended or fastest size, or near a larger peak or drop.
+        There are at most four, ascending. A point is left out if it is near the recommended or fastest size, or near a
+        larger peak or drop.
         """
         steps = []
         for before, point, after in zip(self.points, self.points[1:], self.points[2:], strict=False):

@@ -95,7 +95,8 @@ class Grid:
         Return a grid with a row for each record.
 
         Args:
-            columns: Headings, and functions from a record to its cell.
+            records: Any objects.
+            columns: By heading, a function from a record to its cell in this column.
             parts: Other attributes of the grid, such as `title`.
 
         Example:
@@ -133,7 +134,7 @@ class Grid:
 
     def shown(self, width: int | None = None) -> Shown:
         """
-        Return the columns in which a value is known, as text.
+        Return the columns that have a known value, with all cells as text.
 
         Args:
             width: Characters per line: dispensable columns are left out until the others fit, and lists in the last
@@ -157,7 +158,7 @@ class Grid:
         return self._at(places, cells)
 
     def notes_on(self, shown: Shown) -> tuple[str | tuple[str, ...], ...]:
-        """Return the notes, the last of which explains the columns that are shown."""
+        """Return `notes`, followed by a note with the explanations of columns in `shown`, if there are any."""
         texts = [f"“{name}” {text}" for name, text in self.explained.items() if name in shown.columns]
         return (*self.notes, *([f"{', '.join(texts)}."] if texts else []))
 
@@ -226,7 +227,7 @@ class Shown:
 
     @property
     def widths(self) -> list[int]:
-        """Number of characters of the widest cell of each column."""
+        """Number of characters of the widest cell or heading of each column."""
         from rich.cells import cell_len
 
         return [max(map(cell_len, column)) for column in zip(self.columns, *self.rows, strict=True)]
@@ -244,7 +245,7 @@ class Shown:
 
 def _shortened(texts: Sequence[str], width: int) -> str | None:
     """
-    Return the first texts of a list that fit, and the number of the others; None without texts.
+    Return the first texts that fit into `width` characters, and the number of the others; None without texts.
 
     Example:
         >>> reasons = ("power of two", "coulom n=2", "memory limit")

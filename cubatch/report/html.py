@@ -49,12 +49,12 @@ class Article:
 
 
 def escape(text: str) -> str:
-    """Return a text for HTML, with markup and control characters escaped."""
+    """Return a text with the markup of HTML and control characters escaped."""
     return html.escape(visible(text))
 
 
 def document(article: Article) -> str:
-    """Return a whole HTML document."""
+    """Return an article as a whole HTML document, with its style sheet."""
     title = escape(article.title)
     sections = "\n".join(f"<h2>{escape(section.heading)}</h2>\n{_content(section)}" for section in article.sections)
     return f"""<!DOCTYPE html>

@@ -44,7 +44,7 @@ def _article(result: BatchSizeResult) -> Article:
 
 
 def _stop_reasons(result: BatchSizeResult) -> list[str]:
-    """Return why batch sizes have no timing, a line for each reason; the last line counts the reasons left out."""
+    """Return a line for each reason why batch sizes have no timing; beyond 12, the last line counts the others."""
     groups: dict[tuple[str, str], list[Measurement]] = {}
     for m in result.sizes.values():
         if has_row(m, result) and m.status not in TIMED and m.stop_reason:

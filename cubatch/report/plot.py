@@ -71,7 +71,7 @@ def by_extent(result: ExtentsResult, path: str | Path) -> None:
 
 
 def figure_of(shown: Curve, *, titled: bool = True) -> Figure:
-    """Return a Matplotlib figure of a curve, with or without its title."""
+    """Return a Matplotlib figure of a curve, with its title and the conditions of the result if `titled`."""
     figure, axes = style.sheet(9.0, 5.2 if titled else 4.6)
     _draw(axes, shown, titled=titled)
     if axes.get_legend_handles_labels()[0]:

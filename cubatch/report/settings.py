@@ -29,22 +29,22 @@ def setting(known: Mapping[str, Any], device: str | None) -> str:
 
 
 def setting_of(result: BatchSizeResult, *, with_device: bool = True) -> str:
-    """Return the conditions of a tuning result or prediction in one line."""
+    """Return device (unless `with_device` is False), mode, dtype, library and date of a result in one line."""
     return setting(_facts(result), result.device_facts.get("name") if with_device else None)
 
 
 def tables_of(result: BatchSizeResult) -> dict[str, dict[str, object]]:
-    """Return the two-column tables of the page of a result, by title."""
+    """Return tables of device, GPU state, settings and environment of a result: by title, values by label."""
     return tables(_facts(result), vitals(result))
 
 
 def tables(known: Mapping[str, Any], measured: Mapping[str, object] | None = None) -> dict[str, dict[str, object]]:
     """
-    Return two-column tables of device, settings and environment by title, without unknown values.
+    Return tables of device, GPU state, settings and environment: by title, values by label, without unknown ones.
 
     Args:
         known: Fields of a TuningResult.
-        measured: State of the GPU while it was measured; None: unknown.
+        measured: Rows on the state of the GPU while it was measured, as from `vitals`; None: unknown.
     """
     limits, device = known.get("limits") or {}, dict(known.get("device") or {})
     for key, name in (("memory_bytes", "memory"), ("free_bytes", "free_memory")):

@@ -45,7 +45,12 @@ def draw(payload: Mapping[str, Any], path: str | Path, number: int = 0) -> None:
 
     Args:
         payload: The study in the JSON form of schema 1.
-        number: Index in `figures`.
+        path: The file; its ending .png, .svg or .pdf selects the format.
+        number: Index of the figure in the result of `figures`.
+
+    Raises:
+        MissingDependency: If Matplotlib is not installed.
+        InvalidArgument: If the file has none of these endings or cannot be written.
     """
     style.check(path)
     head = f"{payload['title']} {payload['model']}", setting_of(payload)
@@ -53,7 +58,7 @@ def draw(payload: Mapping[str, Any], path: str | Path, number: int = 0) -> None:
 
 
 def setting_of(payload: Mapping[str, Any]) -> str:
-    """Return device, settings and date of a study in one line."""
+    """Return device, settings and date of a study (in its JSON form) in one line."""
     return setting(payload, payload["device"].get("name"))
 
 
@@ -68,14 +73,14 @@ def _drawn(figure: Lines | Curve, head: tuple[str, str] | None = None) -> Figure
 
 
 def figures(payload: Mapping[str, Any]) -> Sequence[Lines | Curve]:
-    """Return the figures of a study; none if nothing was measured."""
+    """Return the figures of a study in the JSON form of schema 1, without those for which nothing was measured."""
     if payload["study"] in {"small-batch-floor", "hyperparameter"}:
         return [Curve(TuningResult.from_mapping(payload["result"]))]
     return [figure for figure in _FIGURES[payload["study"]](payload) if figure.series]
 
 
 def _series(label: str, points: Iterable[Sequence[Any]], *, is_computed: bool = False) -> list[Series]:
-    """Return one line of (batch size, value, interval or None) points as a list; empty if no point has a value."""
+    """Return a list with one series of `points`, (batch size, value, interval or None); empty if none has a value."""
     dots = [
         Dot(batch_size=n, value=value, low=(interval or [value])[0], high=(interval or [value])[-1])
         for n, value, interval in points
@@ -154,7 +159,7 @@ def _seeds(
     """
     Yield (batch size, mean, (lowest, highest)) of a value over the seeds, for each row of a policy.
 
-    `value_of` returns the value of a run; values that are not positive are left out.
+    `value_of` returns the value of a run; values that are None or not positive are left out.
     """
     for row in rows:
         values = [value for run in row["runs"] if (value := value_of(run)) is not None and value > 0]

@@ -54,7 +54,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The key of its results in the cache."""
+        """The key of the run's results in the cache."""
         return f"batch {self.batch_size}, rate {self.learning_rate:g}, seed {self.seed}"
 
 
@@ -63,8 +63,9 @@ def scale_rate(policy: str, batch_size: int, base_rate: float) -> float:
     Return the learning rate of a batch size.
 
     Args:
-        policy: FIXED: the same for all; SCALED: proportional to the batch, the linear scaling rule of Goyal et al.
-        base_rate: The learning rate of BASE samples.
+        policy: FIXED: `base_rate` for all; SCALED: proportional to the batch, the linear scaling rule of Goyal et al.
+        batch_size: Samples per step.
+        base_rate: The learning rate at batch size BASE.
 
     Example:
         >>> scale_rate("fixed", 1024, 0.05), scale_rate("scaled", 1024, 0.05)
@@ -77,7 +78,8 @@ def run(request: StudyRequest, budget: float) -> Findings:
     """
     Train at each batch size with each learning rate and seed; return the comparison of the test accuracies.
 
-    Raises InvalidArgument in inference, without images, or if the batch size BASE is not allowed or does not fit.
+    It trains until `budget` seconds are over; finished runs are cached.  It raises InvalidArgument in inference,
+    without images, or if the batch size BASE is not allowed or does not fit.
     """
     request.require_training()
     network = as_network(request.work.spec)
@@ -149,7 +151,7 @@ def _first(images: Dataset, count: int) -> Dataset:
 
 
 def _generate(patterns: np.ndarray[Any, Any], count: int, random: np.random.Generator) -> Dataset:
-    """Return images that are one of the patterns each, in strong noise."""
+    """Return `count` images, each a randomly chosen pattern in strong noise, labeled with the pattern's index."""
     labels = random.integers(0, len(patterns), count).astype(np.int32)
     noisy = patterns[labels] + random.normal(0, _NOISE, (count, *patterns.shape[1:]))
     return Dataset(np.clip(noisy, 0, 255).astype(np.uint8), labels, mean=0.5, deviation=0.3)
@@ -165,10 +167,11 @@ def _train(
     progress: tuple[int, int],
 ) -> dict[str, Any]:
     """
-    Train one cell and return its results; `progress` is (cells done, all cells).
+    Train one cell and return its results by name; `progress` is (cells done, all cells).
 
     They are the fields of the cell, "updates" (optimizer steps), "test_accuracy" and "training_loss" of the last epoch.
-    Also whether it "diverged", its "sharpness" (None then), "seconds" of training and "spent_seconds" in total.
+    "diverged" is whether training diverged, "sharpness" a Sharpness (None if it diverged).  "seconds" are those of
+    training, "spent_seconds" those of the whole run.
     """
     device, start = request.work.device, time.monotonic()
 
@@ -242,7 +245,9 @@ def gap_to_base(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> di
 
 def answer(rows: Sequence[Mapping[str, Any]]) -> str:
     """
-    Return a sentence on the accuracy that the largest batch costs, for each policy.
+    Return a sentence on the accuracy of the largest batch relative to BASE, for each policy.
+
+    `rows` are those of `summarize`, with their "gap" from `gap_to_base`.
 
     Example:
         >>> gap = {"difference": -0.021, "interval": [-0.03, -0.01]}
@@ -272,9 +277,9 @@ def _gap_words(row: Mapping[str, Any]) -> str:
 
 def points(rows: Sequence[Mapping[str, Any]], *, missing: int = 0) -> list[str]:
     """
-    Return sentences on the best run, undertrained batches, sharpness, time, diverged runs and missing runs.
+    Return sentences on the best row, undertrained batches, sharpness, time, diverged runs and missing runs.
 
-    `missing` is the number of runs for which there was no time.
+    `rows` are those of `summarize` with their gaps; `missing` is the number of runs for which the budget was too small.
     """
     best = max(rows, key=lambda row: row["test_accuracy"])
     lines = [

@@ -30,7 +30,11 @@ _METHOD = [
 
 
 def run(request: StudyRequest, budget: float) -> Findings:
-    """Run some batch sizes in each mode; return measured bytes compared with the memory plan and the rules."""
+    """
+    Run some batch sizes in each mode; return measured bytes compared with the memory plan and rules of thumb.
+
+    `budget` is the measuring time of all modes in seconds.
+    """
     chosen = QUICK_SIZES if request.quick else SIZES
     limit = request.largest(chosen[-1])
     sizes = [n for n in chosen if n <= limit]
@@ -79,7 +83,7 @@ def _bytes_of(request: StudyRequest, m: Measurement) -> dict[str, Any]:
 
 
 def _compare_rules(request: StudyRequest, m: Measurement) -> list[dict[str, Any]]:
-    """Return a row for each rule of thumb: its bytes, and their ratio to the measured ones; empty without these."""
+    """Return a row for each rule of thumb with "bytes" and "ratio", bytes / measured; empty if `m` lacks peak bytes."""
     if not m.peak_bytes:
         return []
     compared = []
@@ -113,7 +117,7 @@ def _options(request: StudyRequest) -> dict[str, Any]:
 
 def answer(rules: Sequence[Mapping[str, Any]]) -> str:
     """
-    Return a sentence on the rules that know only the size of the file: their range relative to the measured bytes.
+    Return a sentence on the rules that know only the file's size: the range of their bytes / measured bytes.
 
     Example:
         >>> answer([{"name": "2x the file", "ratio": 0.01}, {"name": "2x the file", "ratio": 1.9}])

@@ -45,7 +45,11 @@ _CAUSES = (
 
 
 def run(request: StudyRequest, budget: float) -> Findings:
-    """Profile a training step at each batch size and, with images, train whole epochs; return the findings."""
+    """
+    Profile a training step at each batch size and, with images, train whole epochs; return the findings.
+
+    `budget` is the measuring time in seconds.
+    """
     request.require_training()
     images = None if request.data is None else files.load_mnist(request.data)
     count = SAMPLES if images is None else len(images[0])
@@ -162,7 +166,11 @@ def answer(epochs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def points(epochs: Sequence[Mapping[str, Any]], profiles: Sequence[dict[str, Any]]) -> list[str]:
-    """Return sentences on the trained epochs, the causes of the time, and the sizes that interference affected."""
+    """
+    Return sentences on the trained epochs, the causes of the time, and the batch sizes that interference affected.
+
+    `epochs` are rows of `_epochs`, and `profiles` step profiles in JSON form, both by ascending batch size.
+    """
     trained = ", ".join(f"{row['epochs_trained']} at batch {row['batch_size']}" for row in epochs)
     largest = f"the time at batch {profiles[-1]['batch_size']}"
     lines = [

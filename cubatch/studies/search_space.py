@@ -20,7 +20,7 @@ _METHOD = [
 
 
 def run(request: StudyRequest, budget: float) -> Findings:
-    """Tune, and return the batch sizes that are nearly as fast as the fastest."""
+    """Tune for at most `budget` seconds; return the batch sizes that cost at most 5 % of the best throughput."""
 
     def watch(event: Event) -> None:
         request.show(event.done, event.total, event.so_far, "s")
@@ -57,7 +57,7 @@ def run(request: StudyRequest, budget: float) -> Findings:
 
 def answer(sizes: Sequence[int]) -> str:
     """
-    Return a sentence with the sizes that are nearly as fast as the fastest.
+    Return a sentence with the batch sizes that cost at most 5 % of the best throughput.
 
     Example:
         >>> answer([64, 128])

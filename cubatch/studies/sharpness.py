@@ -24,7 +24,7 @@ ENOUGH = 0.01  # an eigenvalue is known where it cannot be further from the esti
 
 @attrs.frozen(kw_only=True)
 class Sharpness:
-    """The largest eigenvalue, the number of Lanczos iterations, and whether the eigenvalue is known to a hundredth."""
+    """The largest eigenvalue, the number of Lanczos iterations, and whether the eigenvalue is known to 1 % of it."""
 
     eigenvalue: float
     iterations: int
@@ -33,7 +33,7 @@ class Sharpness:
 
 def sharpness(network: Network, images: Any, labels: Any, *, device: Device, seed: int = 0) -> Sharpness | None:
     """
-    Return the largest eigenvalue of the Hessian of the mean loss over some samples; None for a network with dropout.
+    Return the largest eigenvalue of the Hessian of the mean loss over samples; None for a network with dropout.
 
     Cohen et al. (2021, arXiv:2103.00065) call it sharpness.  The Lanczos method (1950) computes it.  Its products of
     the Hessian with a direction v are differences of gradients, (g(w + e v) - g(w - e v)) / 2e.  `seed` draws the first
@@ -60,7 +60,7 @@ def sharpness(network: Network, images: Any, labels: Any, *, device: Device, see
 
 def _of(model: Model, images: Any, labels: Any, seed: int) -> Sharpness:
     """
-    Return the sharpness of the loss on some samples.
+    Return the sharpness of a model's loss on labeled images; `seed` draws the first direction.
 
     The model has a learning rate of 0, so that its steps change no weight.
     """
@@ -86,7 +86,7 @@ def _of(model: Model, images: Any, labels: Any, seed: int) -> Sharpness:
 
 
 class _Landscape:
-    """A model's loss over some samples, as a function of all weights in one vector on the host."""
+    """A model's mean loss over samples, as a function of all weights in one vector on the host."""
 
     def __init__(self, model: Model, images: Any, labels: Any) -> None:
         self._model, self._images, self._labels = model, images, labels

@@ -31,7 +31,7 @@ class SizeComparison:
         interval: The 90 % confidence interval of the ratio.
         trials: Number of trials of the size and of the reference.
         verdict: "same", "faster", "slower", or "unclear": no difference is certain, and the interval is wide.
-        rule: Why these two are compared; empty for a study with one rule only.
+        rule: Why these two sizes are compared; empty for a study with one rule only.
     """
 
     batch_size: int
@@ -43,7 +43,7 @@ class SizeComparison:
     rule: str = ""
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the JSON form."""
+        """Return the attributes by name as a dict that JSON can hold."""
         return attrs.asdict(self) | {"interval": list(self.interval), "trials": list(self.trials)}
 
 
@@ -51,7 +51,7 @@ def compare(
     size: Measurement, other: Measurement, tolerance: float = TOLERANCE, *, rule: str = ""
 ) -> SizeComparison | None:
     """
-    Return the throughput of a batch size relative to that of a reference size; `rule` is why they are compared.
+    Return samples/s of a batch size over those of the size `other`; `rule` is the reason for the comparison.
 
     The medians of their trials are two samples; the ratio and its 90 % interval are those of
     `stopping.shift_interval`, of logarithms.  The size is faster, or slower, if the interval does not contain 1 and
@@ -118,7 +118,7 @@ def list_verdicts(comparisons: Sequence[SizeComparison]) -> str:
 
 
 def answer_slower(comparisons: Sequence[SizeComparison]) -> str:
-    """Return a sentence on whether the sizes are slower: yes if all are, no, unclear, or it depends on the size."""
+    """Return a sentence on whether the sizes are slower than their references: yes, no, unclear, or it depends."""
     verdicts = {c.verdict for c in comparisons}
     if not verdicts:
         return TOO_FEW_TRIALS
@@ -132,7 +132,7 @@ def answer_slower(comparisons: Sequence[SizeComparison]) -> str:
 
 
 def doubts(comparisons: Sequence[SizeComparison], missing: Sequence[tuple[int, int]]) -> list[str]:
-    """Return sentences on comparisons with a wide interval, and on those without enough trials (`missing`)."""
+    """Return sentences on comparisons with a wide interval, and on `missing` (size, reference) with too few trials."""
     lines = []
     if any(c.verdict == "unclear" for c in comparisons):
         lines.append(

@@ -21,8 +21,8 @@ class StudyCache:
     cannot be read are ignored.
 
     Args:
-        path: The file.
-        key: All settings and versions that a finding depends on.
+        path: The file of JSON lines, in an existing folder.
+        key: All settings and versions that a finding depends on; other findings of the file are ignored.
 
     Raises:
         InvalidArgument: If the file exists and cannot be read.
@@ -72,5 +72,5 @@ class StudyCache:
 
 
 def not_writable(folder: Path, error: OSError) -> InvalidArgument:
-    """Return the error for a study's folder in which a file cannot be written."""
+    """Return the InvalidArgument for a study's folder in which writing a file failed with `error`."""
     return InvalidArgument("out", str(folder), "a folder to write to", f"{error.strerror or error}.")

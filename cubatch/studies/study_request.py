@@ -53,7 +53,7 @@ class StudyRequest:
 
     @property
     def mode(self) -> str:
-        """The mode; of several, the one with the largest memory plan."""
+        """The last of `modes`, which has the largest memory plan."""
         return self.modes[-1]
 
     @property
@@ -64,7 +64,7 @@ class StudyRequest:
         )
 
     def largest(self, default: int) -> int:
-        """Return the largest batch size to measure: what fits, at most `max_batch_size` or else `default`."""
+        """Return the largest batch size that fits and is at most `max_batch_size`, or `default` if that is None."""
         if self.max_batch_size is not None:
             check_whole("max_batch_size", self.max_batch_size)
         work = self.work
@@ -77,7 +77,11 @@ class StudyRequest:
             raise InvalidArgument("mode", self.mode, '"training": the question is about training')
 
     def tune(self, *, budget: float, **options: Any) -> TuningResult:
-        """Tune with the user's options and return the result; a killed study continues from the store in its folder."""
+        """
+        Tune for `budget` seconds with the user's options and return the result; `options` are those of `autotune`.
+
+        A killed study continues from the cached timings in its folder.
+        """
         return autotune(
             self.spec, device=self.device, mode=cast("Any", self.mode), dtype=cast("Any", self.dtype),
             optimizer=cast("Any", self.optimizer), memory_limit=self.memory_limit, budget=budget, seed=self.seed,
@@ -113,7 +117,7 @@ class Study:
 
 
 def tuning_facts(result: TuningResult) -> dict[str, Any]:
-    """Return where, how and when a tuning run was measured, in JSON form."""
+    """Return device, settings, time and environment of a tuning run in JSON form, by the names of its attributes."""
     mapping = result.to_mapping()
     return {name: mapping[name] for name in _MEASURED_FACTS}
 
@@ -125,8 +129,8 @@ def training_facts(
     Return the conditions of a study that trains or profiles instead of tuning.
 
     Args:
-        budget: Seconds.
-        images: Images for training and testing; other files may lie in the same directory later.
+        budget: Measuring time in seconds.
+        images: Images for training and testing, which belong to the conditions by their checksum.
 
     Returns:
         The key under which its findings are cached, with everything that they depend on except the budget; and the

@@ -17,7 +17,7 @@ from cubatch.units import format_percent, format_seconds, join_words
 
 @attrs.frozen(kw_only=True)
 class Sweep:
-    """Sizes that were measured equally often, and compared."""
+    """Batch sizes that were measured equally often, and comparisons of pairs of them."""
 
     result: TuningResult  # the measurements
     comparisons: Sequence[SizeComparison]  # comparisons of a size with a reference size that have enough trials
@@ -28,7 +28,11 @@ class Sweep:
         self, answer: str, points: Sequence[str], *, method: Sequence[str] = (), notes: Sequence[str] = (),
         **details: Any,
     ) -> Findings:  # fmt: skip
-        """Return the findings of a study: the answer, further sentences, and numbers in JSON form (`details`)."""
+        """
+        Return the findings of a study with its answer, further sentences (`points`), and numbers of the comparisons.
+
+        `method` and `notes` are paragraphs for the page, `details` further numbers in JSON form by name.
+        """
         measured = {
             "tolerance": TOLERANCE,
             "rounds": self.rounds,
@@ -103,7 +107,7 @@ _PUBLISHED_NOTE = (
 
 def powers_and_neighbors(limit: int) -> dict[int, tuple[int, ...]]:
     """
-    Return powers of two and, by power, the batch sizes that are compared with it.
+    Return, by power of two, the batch sizes that are compared with this power.
 
     The powers are 128, 256, 512 and larger ones up to the limit, but at least the three largest that it allows.
     A limit below 5 raises InvalidArgument.
@@ -167,7 +171,7 @@ _FLOOR_LIMITS = (1024, 64)
 
 def floor_of(seconds: Mapping[int, float]) -> dict[str, int | None]:
     """
-    Return the three sizes at which the step time changes its behavior.
+    Return the three batch sizes that bound the ranges of constant step time and of nearly best throughput.
 
     Args:
         seconds: Seconds of a step, by batch size; without those of size 1, NothingMeasured is raised.

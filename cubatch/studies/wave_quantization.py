@@ -41,7 +41,7 @@ _CPU_NOTE = (
 
 @attrs.frozen(kw_only=True)
 class Distribution:
-    """How the work of a batch is distributed over the units of a device."""
+    """The distribution of a batch's blocks or samples over the SMs or threads of a device."""
 
     items: str  # name of the pieces of work: "blocks of conv1", "samples"
     unit: str  # "SM" or "thread"
@@ -57,7 +57,7 @@ class Distribution:
 
 def distribute(work: Workload, limit: int) -> Distribution:
     """
-    Return how a batch is distributed over a device, with its full waves below the limit.
+    Return the distribution of a workload's batches over the device, with the full waves below the batch size `limit`.
 
     Example:
         >>> work = Workload.of("go-net", "v100-sxm2-16gb", mode="inference", dtype="float32", library="im2col")
@@ -138,7 +138,7 @@ def window(full: int, around: int, limit: int) -> range:
 
 
 def marks(batch_size: int, distribution: Distribution) -> list[str]:
-    """Return the names of the rules that suggest a batch size, such as a full wave or a power of two; may be empty."""
+    """Return the names of the rules that suggest a batch size, such as "full wave" or "power of two"; may be empty."""
     rules = [PAST_FULL_WAVE] if batch_size - 1 in distribution.full_waves else []
     rules += [FULL_WAVE] if batch_size in distribution.full_waves else []
     rules += [f"{COULOM} n={n}" for n, size in distribution.coulom.items() if size == batch_size]
@@ -150,7 +150,7 @@ def marks(batch_size: int, distribution: Distribution) -> list[str]:
 
 
 def _pairs(sizes: Sequence[int], distribution: Distribution) -> list[tuple[int, int, str]]:
-    """Return (batch size, full wave, rule) to compare: sizes just past a full wave, and others with the nearest one."""
+    """Return (size, full wave, rule) to compare: sizes one past a full wave, and others with the nearest full wave."""
     pairs = [(full + 1, full, PAST_FULL_WAVE) for full in distribution.full_waves]
     for size in sizes:
         full = min(distribution.full_waves, key=lambda top: abs(top - size))
@@ -160,7 +160,11 @@ def _pairs(sizes: Sequence[int], distribution: Distribution) -> list[tuple[int, 
 
 
 def conclude(distribution: Distribution, sizes: Sequence[int], swept: Sweep) -> Findings:
-    """Return the findings: are batch sizes just past the full waves slower, how do those of common rules compare?"""
+    """
+    Return the findings on whether batch sizes one past the full waves are slower, and how common rules compare.
+
+    `sizes` are the measured batch sizes, `swept` their measurements and comparisons.
+    """
     measured = {m.batch_size: m for m in swept.result.measurements}
     unit, items = distribution.unit, distribution.items
     tops, points = [], []
