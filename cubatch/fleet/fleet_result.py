@@ -24,10 +24,11 @@ class FleetDevice:
     Attributes:
         name: Its name, unique in the fleet.
         workers: Addresses of the workers that have this device; none for a device that is not in the fleet.
-        result: The tuning result of one worker; None if it failed or the device is not in the fleet.
-        forecast: The prediction for a device that is not in the fleet; None for other devices, or if it failed.
-        error: Why there is neither a result nor a forecast; empty if there is one.
-        price_per_hour: The given price; None if there is none.
+        result: The tuning result of one worker; None if the measurement failed or the device is not in the fleet.
+        forecast: The prediction for a device that is not in the fleet; None for other devices, or if the prediction
+            failed.
+        error: Why there is neither a result nor a forecast; empty if there is either.
+        price_per_hour: Cost of one hour of the device, as given; None if unknown.
     """
 
     name: str
@@ -45,7 +46,7 @@ class FleetDevice:
 
     @property
     def samples_per_second(self) -> float | None:
-        """Samples per second at the recommended batch size, measured or predicted; None without that size."""
+        """Samples per second at `batch_size`, measured or predicted; None if that is None or has no measurement."""
         if self.batch_size is None:
             return None
         if self.forecast is not None:
@@ -67,12 +68,12 @@ class FleetDevice:
 
     @property
     def largest_measured(self) -> int:
-        """The largest batch size that ran; 0 if none did."""
+        """The largest batch size that ran on the device; 0 if no size ran, also for a predicted device."""
         return 0 if self.result is None else self.result.largest_measured or 0
 
     @property
     def cost_per_million_samples(self) -> float | None:
-        """Cost of a million samples in the currency of the price; None without a price or a result."""
+        """Cost of a million samples at `samples_per_second` in the currency of the price; None if either is None."""
         if self.price_per_hour is None or not self.samples_per_second:
             return None
         return self.price_per_hour / _SECONDS_PER_HOUR * _MILLION / self.samples_per_second
@@ -84,7 +85,8 @@ class FleetResult(Shown):
     The results of a fleet.
 
     Attributes:
-        devices: An entry per distinct device: measured ones first, the fastest first; then predicted and failed ones.
+        devices: An entry per distinct device: measured, then predicted, then failed devices; the fastest of each group
+            first.
     """
 
     devices: tuple[FleetDevice, ...]
@@ -102,7 +104,8 @@ class FleetResult(Shown):
             Samples by the worker's address; they add up to batch_size.
 
         Raises:
-            InvalidArgument: If no device was measured, or the largest measured batches add up to less.
+            InvalidArgument: If `batch_size` exceeds the sum, over all workers, of the largest batch sizes that ran; the
+                sum is 0 if no device was measured.
 
         Example:
             >>> fleet.shares(96)                                                        # doctest: +SKIP
@@ -151,8 +154,8 @@ def _shared(batch_size: int, workers: Mapping[str, tuple[float, int]]) -> dict[s
     """
     Return the number of samples of a batch that each worker receives, in proportion to its rate.
 
-    `workers` has by address the rate in samples per second and the largest batch size, which a share does not exceed.
-    The largest remainders round up.
+    `workers` has, by address, the rate in samples per second and the largest batch size; a share does not exceed the
+    latter. The largest remainders round up.
     """
     shares = dict.fromkeys(workers, 0)
     open_, left = dict(workers), batch_size

@@ -22,14 +22,15 @@ _DASK_SHARE = 0.6
 
 def describe(dask_worker: Any) -> dict[str, Any]:
     """
-    Return the facts of the device that a worker measures on: the first GPU that it sees, else its CPU.
+    Return a description of the device that a worker measures on: the first GPU that it sees, else its CPU.
 
     Args:
         dask_worker: The worker, which Dask passes.
 
     Returns:
-        "device", in JSON form; "blas_threads" and "memory_bytes", Dask's memory limit, of a worker that measures on its
-        CPU; "resources" that a task must claim to own the GPU; "versions".
+        dict: "device", the device as `Device.to_mapping`; "blas_threads", the number of BLAS threads; "memory_bytes",
+            Dask's memory limit in bytes, or None. "resources" are Dask resources that a task must claim to have the GPU
+            alone, or None; "versions" is the result of `versions`.
     """
     device = probe.resolve(None, live=True)
     return {
@@ -42,7 +43,7 @@ def describe(dask_worker: Any) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str | None]:
-    """Return versions by package, which must be equal on all workers and at the caller; None for a missing package."""
+    """Return versions by package that must be equal on all workers and at the caller; None for a missing package."""
     installed: dict[str, str | None] = {"cubatch": cubatch.__version__, "python": platform.python_version()}
     for name in _PACKAGES:
         installed[name] = None
@@ -56,11 +57,12 @@ def measure(spec: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, st
     Tune on this worker, while no other worker measures on its GPU, or on its host without a GPU.
 
     Args:
-        spec: A layer or network, as a mapping.
-        options: Further arguments of `autotune`.
+        spec: A layer or network, as a mapping in the form of a spec file.
+        options: Further arguments of `autotune` by name.
 
     Returns:
-        "worker": its address. Also "result", in JSON, or "error", as text: Dask cannot pickle an error of two parents.
+        dict: "worker", the address of the worker; also "result", a `TuningResult` in JSON, or "error", the message of a
+            CubatchError. Dask cannot pickle an error class of two parents.
     """
     from distributed import Lock, get_worker
 

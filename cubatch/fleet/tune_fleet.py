@@ -63,22 +63,24 @@ def autotune_fleet(
         client: A `distributed.Client`, or a scheduler's address: "tcp://10.0.0.1:8786".
         batch_sizes: Measure exactly these; None: the search chooses.
         predict: Names of GPUs that are not in the fleet.  Their results are predicted for the library of the fleet's
-            GPUs, anchored by their measurements; without GPUs, for the vendor's library.
+            GPUs, corrected by the measurements on them; without GPUs, for the vendor's library.
         prices: Cost of one hour by device name, as the result lists it, in any currency. None: unknown.
         store: As for `autotune`, on the workers; a path is a path there.
-        progress: Called with a device's name and a sentence about it; None: nothing is called.
-        options: The other arguments of `autotune`, equal for all workers: mode, dtype, objective, budget, ...
-            Without `memory_limit` a worker's CPU uses a share of its memory limit.  `library="onnxruntime"` is refused:
-            workers receive the network, not the file.
+        progress: Called with a name and a sentence about its state. The name is a device's, "cluster", or the address
+            of a worker that cannot describe its device. None: not called.
+        options: The other arguments of `autotune`, equal for all workers: mode, dtype, objective, budget, ... Without
+            `memory_limit` a worker that measures on its CPU uses 60 % of Dask's memory limit, if it has one.
+            `library="onnxruntime"` is rejected: workers receive the network, not the file.
 
     Returns:
         FleetResult: An entry per distinct device; a device without a result has an error.
 
     Raises:
-        InvalidArgument: If an argument is invalid, or the workers have other versions than the caller.  Names of
-            devices are known last: if `prices` has an unknown one, `partial` of the error is the result.
+        InvalidArgument: If an argument is invalid, or the workers have other versions than the caller.  Names in
+            `prices` are checked last: if one is unknown, `partial` of the error is the result.
         MissingDependency: If Dask's `distributed` is not installed.
-        WorkerFailed: If no scheduler answers, the cluster has no worker within a minute, or none describes its device.
+        WorkerFailed: If no scheduler answers, the cluster has no worker within a minute, or no worker can describe its
+            device.
 
     Example:
         >>> from distributed import LocalCluster                                      # doctest: +SKIP
@@ -86,7 +88,7 @@ def autotune_fleet(
         ...     print(autotune_fleet("mnist-cnn", cluster.get_client(), budget=10))
     """
     if "device" in options:
-        raise InvalidArgument("device", options["device"], "left out: every worker measures on its own")
+        raise InvalidArgument("device", options["device"], "left out: every worker measures on its own device")
     if batch_sizes is not None:
         options["batch_sizes"] = list(batch_sizes)
     _check(inspect.signature(tune.autotune).bind(layer_spec, **options), prices or {})
@@ -109,7 +111,7 @@ def autotune_fleet(
 
 
 def _check(call: inspect.BoundArguments, prices: Mapping[str, float]) -> None:
-    """Raise InvalidArgument for arguments that every worker would reject; `call` has those of `autotune`."""
+    """Raise InvalidArgument for arguments of `autotune`, in `call`, that every worker would reject, or a bad price."""
     call.apply_defaults()
     given = call.arguments
     if given["library"] not in arithmetic.LIBRARIES:
@@ -124,7 +126,7 @@ def _check(call: inspect.BoundArguments, prices: Mapping[str, float]) -> None:
 
 
 def _missing(predict: Iterable[str]) -> list[str]:
-    """Return the names of the GPUs to predict; raise InvalidArgument for anything else."""
+    """Return `predict` as a list; raise InvalidArgument unless it holds names of GPUs only."""
     if isinstance(predict, str) or not isinstance(predict, Iterable):
         raise InvalidArgument("predict", predict, "a list of GPUs' names: ['t4']")
     names = list(predict)
@@ -136,7 +138,11 @@ def _missing(predict: Iterable[str]) -> list[str]:
 
 @contextlib.contextmanager
 def _connected(client: Any) -> Iterator[Any]:
-    """Yield the given client, or a new one that is connected to the given scheduler address."""
+    """
+    Yield `client` if it is a Dask client, else a new one that is connected to `client`, the address of a scheduler.
+
+    The errors are those of `autotune_fleet`.
+    """
     try:
         import distributed
         from distributed.comm import addressing
@@ -162,7 +168,11 @@ def _connected(client: Any) -> Iterator[Any]:
 def _measure(
     client: Any, spec: Mapping[str, Any], options: Mapping[str, Any], progress: Callable[[str, str], None]
 ) -> list[FleetDevice]:
-    """Tune on one worker per distinct device, and return the devices with their results or errors."""
+    """
+    Tune `spec` on one worker per distinct device, and return the devices with their results or errors.
+
+    `options` are further arguments of `autotune` by name.
+    """
     progress("cluster", f"waiting for its first worker, {_FIRST_WORKER_SECONDS} s at most")
     try:
         client.wait_for_workers(1, timeout=_FIRST_WORKER_SECONDS)
@@ -195,7 +205,7 @@ def _measure(
 
 
 def _measured(client: Any, device: FleetDevice, task: Any, progress: Callable[[str, str], None]) -> FleetDevice:
-    """Wait for the tuning of a device, and return the device with the result, or with an error if it failed."""
+    """Wait for `task`, the Dask future that tunes a device; return the device with its result, or with an error."""
     while not task.done():
         if not set(device.workers) & set(client.nthreads()):
             return _failed(device, "all workers with this device left the cluster: call again", progress)
@@ -217,7 +227,11 @@ def _failed(device: FleetDevice, error: str, progress: Callable[[str, str], None
 
 
 def _check_versions(workers: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise InvalidArgument if a worker has other package versions than the caller."""
+    """
+    Raise InvalidArgument if a worker has other package versions than the caller.
+
+    `workers` has the results of `on_worker.describe` by address.
+    """
     here = on_worker.versions()
     for address, facts in workers.items():
         there = facts["versions"]
@@ -235,7 +249,7 @@ def distinct(workers: Mapping[str, Mapping[str, Any]]) -> list[FleetDevice]:
     GPUs differ by name, MIG profile, memory and power limit; CPUs by name, BLAS threads and the worker's memory limit.
 
     Args:
-        workers: The facts of `on_worker.describe` by address.
+        workers: Results of `on_worker.describe` by the address of the worker.
     """
     groups: dict[tuple[str, ...], list[str]] = {}
     for address, facts in workers.items():
@@ -262,7 +276,11 @@ def distinct(workers: Mapping[str, Mapping[str, Any]]) -> list[FleetDevice]:
 def _predicted(
     spec: Mapping[str, Any], names: Iterable[str], measured: Iterable[FleetDevice], options: Mapping[str, Any]
 ) -> list[FleetDevice]:
-    """Return a forecast or an error for each named GPU; results of the fleet's GPUs correct the forecasts."""
+    """
+    Return an entry for each GPU in `names`, with its forecast for `spec` or an error.
+
+    Results in `measured` on the fleet's GPUs correct the forecasts. `options` are those of `autotune`, by name.
+    """
     results = {d.name: d.result for d in measured if d.result is not None and d.result.device["kind"] == "cuda"}
     library: Modelled = "cubatch" if any(result.library == "cubatch" for result in results.values()) else "vendor"
     known = {key: value for key, value in options.items() if key in _PREDICTABLE}
@@ -281,7 +299,11 @@ def _predicted(
 
 
 def _usable(results: Mapping[str, TuningResult], work: Workload) -> tuple[list[TuningResult], list[str]]:
-    """Return the results that can correct a prediction, and a sentence about each result that cannot."""
+    """
+    Return the results that can correct a prediction of a workload, and a sentence about each result that cannot.
+
+    `results` has results by device name, and `work` is the workload.
+    """
     usable, notes = list[TuningResult](), list[str]()
     for name, result in results.items():
         try:
@@ -295,7 +317,11 @@ def _usable(results: Mapping[str, TuningResult], work: Workload) -> tuple[list[T
 
 
 def _priced(devices: Iterable[FleetDevice], prices: Mapping[str, float]) -> tuple[FleetDevice, ...]:
-    """Return the devices with prices, in the order measured, predicted, failed; the fastest of each first."""
+    """
+    Return the devices with their prices, sorted: measured, predicted, failed; the fastest of each group first.
+
+    `prices` has the cost of an hour by device name.
+    """
     priced = [
         attrs.evolve(device, price_per_hour=float(prices[device.name])) if device.name in prices else device
         for device in devices

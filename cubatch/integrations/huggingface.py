@@ -29,7 +29,7 @@ def batch_arguments(result: TuningResult, target_batch_size: int, *, num_devices
 
     The product of both arguments and `num_devices` is exactly the target, so that learning rates keep their meaning.
     Times are those measured, interpolated linearly between measured sizes. If all divisors are below the measured
-    sizes, the largest is taken.
+    sizes, the largest divisor is taken.
 
     Args:
         result: The result of tuning a training step, as of `autotune_module(model, inputs, mode="training")`.
@@ -37,15 +37,15 @@ def batch_arguments(result: TuningResult, target_batch_size: int, *, num_devices
         num_devices: Number of devices that train in parallel.
 
     Warns:
-        UserWarning: If no divisor of the target reaches nine tenths of the best throughput, or all are below the
-            measured sizes. The message names better targets.
+        UserWarning: If no divisor of the target reaches 90 % of the best measured throughput, or all divisors are below
+            the measured sizes. The message names better targets.
 
     Returns:
         dict[str, int]: `per_device_train_batch_size` and `gradient_accumulation_steps`.
 
     Raises:
-        InvalidArgument: If the target is no multiple of `num_devices`, or the result is of inference or without a
-            measured size.
+        InvalidArgument: If the target is no multiple of `num_devices`, or a number is below 1. Also if the result is of
+            inference or has no measured size.
 
     Example:
         >>> arguments = TrainingArguments(**batch_arguments(result, 512), learning_rate=1e-3)     # doctest: +SKIP
@@ -76,7 +76,7 @@ def batch_arguments(result: TuningResult, target_batch_size: int, *, num_devices
 
 @attrs.frozen(kw_only=True)
 class TrainerResult:
-    """The results of `tune_trainer`."""
+    """The results of `tune_trainer`; `evaluation` is None if evaluation steps were not tuned."""
 
     training: TuningResult  # the `TuningResult` of training steps
     evaluation: TuningResult | None  # the `TuningResult` of evaluation steps; None without an evaluation dataset
@@ -101,9 +101,10 @@ def tune_trainer(
     Args:
         trainer: A transformers.Trainer. With several processes, all call it together.
         target_batch_size: Samples of one optimizer step on all devices together, so that learning rates keep their
-            meaning. Sizes that divide it are accumulated: `gradient_accumulation_steps` is set too. None: that stays
-            as it is.
-        evaluation: Whether to tune evaluation steps too, if there is an evaluation dataset; of several, the largest.
+            meaning. Batches whose size divides it are accumulated: `gradient_accumulation_steps` is set too. None:
+            `gradient_accumulation_steps` stays as it is.
+        evaluation: Whether to tune evaluation steps too, if there is an evaluation dataset; of several datasets, the
+            one with most samples.
         budget: Seconds of measuring, for training and for evaluation each.
         options: Further arguments of `cubatch.autotune_module`: memory_limit, max_batch_size, tolerance, seed.
 
@@ -111,7 +112,7 @@ def tune_trainer(
         UserWarning: If no size can be recommended; the arguments then stay as they are.
 
     Returns:
-        TrainerResult: The results.
+        TrainerResult: The results of training and, if tuned, of evaluation.
 
     Raises:
         InvalidArgument: If the Trainer uses DataParallel, or the target is no multiple of the number of processes. Also
@@ -200,7 +201,11 @@ def _length(dataset: Any) -> int | None:
 
 
 def _limited(options: dict[str, Any], dataset: Any, devices: int) -> dict[str, Any]:
-    """Return the options with `max_batch_size` of at most a device's share of the dataset, if its length is known."""
+    """
+    Return the options with a `max_batch_size` of at most the samples of the dataset per device.
+
+    `devices` is the number of devices. A dataset without a length leaves the options unchanged.
+    """
     most, count = options.get("max_batch_size"), _length(dataset)
     if count is None:
         return options
@@ -208,7 +213,11 @@ def _limited(options: dict[str, Any], dataset: Any, devices: int) -> dict[str, A
 
 
 def _step(trainer: Any, call: Callable[[Any, dict[str, Any]], Any]) -> Any:
-    """Return a module whose forward pass is `call(model, inputs)`, with the trainer's model and the inputs by name."""
+    """
+    Return a module that runs `call(model, inputs)` as its forward pass.
+
+    `model` is the trainer's, and `inputs` are the keyword arguments of the forward pass by name.
+    """
     import torch
 
     class Step(torch.nn.Module):

@@ -62,7 +62,7 @@ class _Finder:
         }  # fmt: skip
 
     def scale_batch_size(self, trainer: Any, pl_module: Any) -> None:
-        """Find the batch size, and set it where Lightning's finder does: module, `hparams`, and data module."""
+        """Find the batch size; set it in the module, its `hparams` or the data module, as Lightning's finder does."""
         from lightning.pytorch.tuner.batch_size_scaling import _reset_dataloaders
         from lightning.pytorch.utilities.parsing import lightning_setattr
         from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
@@ -127,7 +127,7 @@ class _Finder:
         )
 
     def _accumulated(self, trainer: Any, batch: Any) -> int:
-        """Return the batches per optimizer step: the trainer's, or the target divided by the loader's batch size."""
+        """Return the batches per optimizer step: the trainer's, or target / batch size of the loader, at least 1."""
         if self._target is None:
             return int(trainer.accumulate_grad_batches)
         return max(1, self._target // (_loader_size(trainer) or Inputs.of((batch,), None).batch_size))
@@ -165,9 +165,9 @@ def _together(trainer: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
 
 def _drawn(trainer: Any) -> Callable[[int], Any] | None:
     """
-    Return a function that draws a batch of a given size from the loaders, as the arguments of a step by name.
+    Return a function from a batch size to the arguments of a step by name, with a batch of the loaders' samples.
 
-    The result is None if batches of other sizes than the loaders' cannot be made.
+    The result is None if a loader cannot make batches of other sizes than its own.
     """
     loaders, join = _together(trainer)
     if any(loader_rate.measurable(each) is None for each in loaders):
@@ -182,13 +182,13 @@ def _drawn(trainer: Any) -> Callable[[int], Any] | None:
 
 
 def _loader(trainer: Any) -> Any:
-    """Return the data loader of the trainer's loop; None if it has several, or one of a kind that is not measured."""
+    """Return the only data loader of the trainer's loop; None for several loaders or one that cannot be timed."""
     loaders = trainer._active_loop._combined_loader.flattened  # noqa: SLF001 - as Lightning's finder does
     return loader_rate.measurable(loaders[0]) if len(loaders) == 1 else None
 
 
 def _loader_size(trainer: Any) -> int | None:
-    """Return the batch size of the data loaders, None if unknown; raise InvalidArgument if they differ."""
+    """Return the batch size of the data loaders, None if unknown; raise InvalidArgument if their sizes differ."""
     sizes = {size for each in _together(trainer)[0] if (size := getattr(each, "batch_size", None)) is not None}
     if len(sizes) > 1:
         given = " and ".join(map(str, sorted(sizes)))
@@ -213,7 +213,7 @@ def _begin(trainer: Any, pl_module: Any, batch: Any) -> None:
 
 
 class _quiet:  # noqa: N801 - used like a function
-    """Context manager that discards the module's logging, which Lightning rejects outside of its loops."""
+    """Context manager that discards the module's calls of `log`, which Lightning rejects outside of its loops."""
 
     def __init__(self, trainer: Any, pl_module: Any) -> None:
         self._trainer, self._module = trainer, pl_module
@@ -252,7 +252,7 @@ def _as_step(trainer: Any, pl_module: Any, name: str) -> Any:
 
 
 def _loss(output: Any) -> Any:
-    """Return the loss in the output of a training step, as Lightning reads it."""
+    """Return the loss in the output of a training step: its entry "loss" if it is a mapping, else the output itself."""
     return output["loss"] if isinstance(output, Mapping) else output
 
 
@@ -280,7 +280,13 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Return the callback class, made on first use so that this module can be imported without Lightning."""
+    """
+    Return the class CubatchBatchSizeFinder, made on first use: this module can be imported without Lightning.
+
+    Raises:
+        AttributeError: For any other name.
+        MissingDependency: If Lightning is not installed.
+    """
     if name != "CubatchBatchSizeFinder":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

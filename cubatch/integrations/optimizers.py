@@ -11,11 +11,11 @@ def like(optimizer: Any, *, clip_norm: float | None = None) -> Callable[[Iterabl
     """
     Return a function from parameters to an optimizer of the same class and options, with a learning rate of 0.
 
-    A class that rejects a rate of 0 keeps the rate of `optimizer`.
+    If the class rejects a learning rate of 0, the rate is that of `optimizer`.
 
     Args:
         optimizer: A torch.optim.Optimizer.
-        clip_norm: The norm of all gradients is clipped to this before each step; None or 0: it is not.
+        clip_norm: Gradients are scaled to at most this total norm before each step; None or 0: not clipped.
     """
     kind: Any = type(optimizer)
     options = {name: value for name, value in optimizer.defaults.items() if name in inspect.signature(kind).parameters}
