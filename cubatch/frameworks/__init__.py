@@ -1,1 +1,1 @@
-"""What users have already: PyTorch modules and ONNX files, their steps, and the memory that those take."""
+"""Runners of a user's PyTorch modules and ONNX files, and the memory that their steps take."""

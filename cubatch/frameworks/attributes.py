@@ -70,7 +70,7 @@ class Snapshot:
 
     def restore(self) -> set[str]:
         """
-        Restore all attributes, and return the names of those that differ from before.
+        Restore all attributes; return the paths, such as "encoder.cache", of those that still differ from before.
 
         Either their class did not accept the old value, or a step changed an object in them that is not restored.
         """
@@ -92,9 +92,9 @@ class Snapshot:
 
     def kept_batches(self, batch_size: int) -> list[str]:
         """
-        Return attributes of the module that hold a tensor which they did not hold before, of `batch_size` along axis 0.
+        Return the paths, such as "encoder.cache", of attributes that hold a new tensor with `batch_size` rows.
 
-        Names are paths, "encoder.cache" for one of a submodule. Tensors in collections and nested objects count too.
+        A tensor is new if the snapshot's attribute lacks it. Tensors in collections and nested objects count too.
         """
         names = []
         for path, part, attributes in self._parts:
@@ -140,7 +140,7 @@ def _has_bits(tensor: Any) -> bool:
 
 
 def _bits(tensor: Any) -> Any:
-    """Return a tensor's values as bytes, in which NaN equals itself and 0 differs from -0."""
+    """Return a tensor's values as a flat uint8 tensor, in which NaN equals itself and 0 differs from -0."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8)
 
 
@@ -149,7 +149,7 @@ def _is_script(part: Any) -> bool:
 
 
 def _attributes(part: Any) -> dict[str, Any]:
-    """Return the attributes of a module that steps may change, by name; of a script module those with a type."""
+    """Return by name the attributes of a module that steps may change; of TorchScript those that its type declares."""
     if _is_script(part):
         types = part._concrete_type.get_attributes()  # noqa: SLF001 - its only name
         return {name: getattr(part, name) for name, (_, is_parameter) in types.items() if not is_parameter}
@@ -157,7 +157,11 @@ def _attributes(part: Any) -> dict[str, Any]:
 
 
 def _restore(part: Any, name: str, value: Any, copy: Any) -> None:
-    """Set attribute `name` of a module without `Module.__setattr__`, which would register some values as submodules."""
+    """
+    Set attribute `name` of a module to `value`, and the contents of `value` to `copy`, the backup that `_copied` made.
+
+    Except in TorchScript, `Module.__setattr__` is not called: it would register some values as submodules.
+    """
     if _is_script(part):
         if getattr(part, name) is not value:
             setattr(part, name, value)
@@ -176,7 +180,7 @@ def _copied(value: Any, others: list[Any], depth: int = 0) -> Any:
     Return a backup of a value: a tensor's values and version, or the items of a collection or object; else None.
 
     There is none for a tensor within a collection, nor deeper than _DEEPEST collections. A collection of more than
-    _LONGEST items is restored without what its items hold.
+    _LONGEST items is restored without the contents of its items.
 
     Args:
         value: The attribute, or an item of a collection in it.
@@ -245,7 +249,7 @@ def _items(held: Any) -> list[Any]:
 
 @attrs.frozen
 class _TensorMark:
-    """Identity, shape and version of a tensor, which change if it is replaced or written to."""
+    """Identity, shape and version (count of in-place writes) of a tensor; replacing or writing changes them."""
 
     identity: int
     shape: tuple[int, ...]

@@ -39,7 +39,7 @@ def find(given: Any) -> Source | None:
     Return the function that makes a batch of a given size; None if the argument is an example.
 
     Args:
-        given: The argument `batches`; `load` has already imported a name.
+        given: The argument `batches`; a name was imported by `load` before.
 
     Raises:
         InvalidArgument: If the loader's data set returns whole batches, so that single samples cannot be read.
@@ -53,9 +53,12 @@ def find(given: Any) -> Source | None:
 
 def load(name: str) -> Any:
     """
-    Return the object "package.module:name": a function from a batch size to inputs, a loader, a data set or examples.
+    Import the object "package.module:name": a function from a batch size to inputs, a loader, a data set or examples.
 
-    A function without required parameters is called, and its result returned.
+    Return it, or if it is a function without required parameters, its result.
+
+    Raises:
+        InvalidArgument: If the object cannot be imported, or the function raises.
     """
     with user_code.users(FIELD, name, ALLOWED):
         given = module_source.load_any(name, FIELD)
@@ -81,13 +84,15 @@ def takes(function: Any, count: int) -> bool:
 
 
 def is_loader(given: Any) -> bool:
-    """Return whether an object is a PyTorch data loader, or has the same attributes."""
+    """Return whether an object, but no class, has `dataset` and `collate_fn`, as a PyTorch data loader has."""
     return not isinstance(given, type) and hasattr(given, "dataset") and hasattr(given, "collate_fn")
 
 
 def num_elements(tree: Any) -> int:
     """
-    Return the elements of the arrays and strings in nested lists and mappings; any other value counts as one.
+    Return the number of elements of arrays and characters of strings in nested lists and mappings.
+
+    Any other value counts as one.
 
     Example:
         >>> num_elements({"words": ["to", "be"], "label": 3})
@@ -115,12 +120,13 @@ class DataSetBatches:
     """
     Batches of a data set's samples, joined by a `collate_fn`.
 
-    If the samples are of unequal length, each batch is one of typical length among several draws.
+    If the samples are of unequal length, each batch is the most typical of several draws in its number of elements.
 
     Args:
         data_set: A data set with `__getitem__` and `__len__`, or an iterable.
         collate: Joins a list of samples; None is the `collate_fn` of the data set, else PyTorch's default.
-        places: Indices of the samples to read, in order; None is the order of the data set.
+        places: Returns an iterator of the indices of the samples, in the order to read; None is the order of the data
+            set.
 
     Attributes:
         num_samples: Samples in the data set; None if unknown.
@@ -143,7 +149,12 @@ class DataSetBatches:
         self._first: dict[int, int] = {}
 
     def __call__(self, batch_size: int) -> Any:
-        """Return a batch of this size; samples repeat if it is larger than the number of samples that were read."""
+        """
+        Return a batch of `batch_size` samples, which repeat if fewer were read.
+
+        Raises:
+            InvalidArgument: If the data set has no samples.
+        """
         if not self._samples:
             self._samples = self._read()
         if batch_size not in self._first:
@@ -159,7 +170,8 @@ class DataSetBatches:
         """
         Return the index, among the samples read, of the first sample of a typical batch.
 
-        Of some batches at equal distances, it is the one whose number of elements is nearest to their mean.
+        Of several batches that begin at equal distances, the typical one has the number of elements nearest to their
+        mean.
         """
         firsts = [draw * len(self._samples) // _DRAWS for draw in range(_DRAWS)]
         counts = {first: num_elements(self._joined(batch_size, first)) for first in firsts}
@@ -167,7 +179,12 @@ class DataSetBatches:
         return min(counts, key=lambda first: abs(counts[first] - mean))
 
     def _read(self) -> list[Any]:
-        """Return the first samples of the data set, and record whether they are of equal length."""
+        """
+        Return the first samples of the data set, and record whether all have the same number of elements.
+
+        Raises:
+            InvalidArgument: If the data set has no samples.
+        """
         began, samples, lengths, count = time.monotonic(), list[Any](), set[int](), 0
         for sample in itertools.islice(self._all(), _MOST_UNEVEN):
             samples.append(sample)

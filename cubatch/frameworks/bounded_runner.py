@@ -1,4 +1,4 @@
-"""Runners of other frameworks that stay within a memory limit and learn how much memory their steps take."""
+"""Runners of other frameworks that stay within a memory limit and measure the memory of their steps."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class BoundedRunner(abc.ABC):
     Args:
         clock: Times steps.
         meter: Measures the memory of a step.
-        memory_limit: Bytes that a step may take.
-        dtype: The type that it computes with.
-        own_bytes: Bytes allocated before the meter starts, the same at all batch sizes.
+        memory_limit: Bytes that the model, a batch and its step may take together.
+        dtype: Name of the type that steps compute in, such as "float32".
+        own_bytes: Bytes allocated before the meter starts, such as the model's; the same at all batch sizes.
 
     Attributes:
         clock, meter, dtype, own_bytes: The arguments of these names.
         is_compiled: Whether the first step of a batch size may compile.
-        compile_seconds: See `Compiles`.
+        compile_seconds: Seconds of the last `prepare` in which something was compiled; 0 if nothing was.
         num_samples: Samples of the data set that batches are made of; None if unknown.
     """
 
@@ -73,7 +73,7 @@ class BoundedRunner(abc.ABC):
         """
         Return peak bytes of steps by batch size, from traces on tensors without data that take at most `seconds`.
 
-        Sizes go up to the largest one that fits into `num_bytes`, or to `top`; None: no maximum.
+        Sizes go up to the largest one that fits into `num_bytes`, or to `top` (None: no maximum).
         """
 
     def put_aside(self, walked: Peaks | None) -> int:  # noqa: ARG002 - few have anything to put back
@@ -117,13 +117,13 @@ class BoundedRunner(abc.ABC):
         Without a trace, steps of two samples are measured, or of one if `top` is 1.
 
         Args:
-            seconds: Most seconds of the steps of small sizes.
+            seconds: Most seconds that steps of small sizes may take; 0: no such steps after the first.
             top: The largest batch size of interest; None is no maximum.
-            trace_seconds: Most seconds of the trace.
+            trace_seconds: Most seconds that the trace may take.
 
         Returns:
-            MemoryLook: The largest size that fits and the bytes of one sample, or why they are unknown. Its limit
-                `memory_bytes` may be less than that of the constructor.
+            MemoryLook: The largest size that fits and the peak bytes of a step of one sample, or why they are unknown.
+                Its limit `memory_bytes` may be less than that of the constructor.
         """
         self._trace_seconds = trace_seconds
         plan = self._planned(top)
@@ -141,7 +141,7 @@ class BoundedRunner(abc.ABC):
         return {**look, "largest": largest, "first": plan.at(1), "is_compiled": self.is_compiled}
 
     def _climb(self, plan: MemoryPlan, seconds: float, top: int | None) -> None:
-        """Run steps of growing batch sizes, up to `top` (None: no maximum) and a time limit, which correct the plan."""
+        """Correct the plan by steps of growing batch sizes, up to `top` (None: no maximum), within about `seconds`."""
         began, size = time.monotonic(), _LOOK_FACTOR * max(plan.measured) if plan.measured else 1
         while size <= min(MAX_BATCH_SIZE if top is None else top, plan.largest(self._memory_limit, plan.most) or 1):
             before = time.monotonic()
@@ -187,9 +187,9 @@ class BoundedRunner(abc.ABC):
     @property
     def forecast(self) -> MemoryForecast | None:
         """
-        Return the present prediction: the largest size that fits, and the bytes of the sizes requested so far.
+        Return the present prediction: the largest size that fits, and the peak bytes of sizes given to `predicted`.
 
-        A held reference step does not count: it is there only during the search. None if `look` was not called: a
+        The memory of a held reference step counts as free: only a search holds one. None if `look` was not called: a
         resumed run steps few sizes, so the cached prediction is better.
         """
         if (plan := self._plan) is None or not self._is_informed:
@@ -224,7 +224,7 @@ class BoundedRunner(abc.ABC):
 
     @property
     def page_faults(self) -> list[dict[str, Any]]:
-        """Return page faults of steps by batch size, with their share of CPU time; empty on a GPU."""
+        """Return `PageFaults.rows`: page faults and their share of CPU time by batch size; empty on a GPU."""
         return self._page_faults.rows if isinstance(self.meter, HostMeter) else []
 
     def report(self) -> MemoryReport:
@@ -242,8 +242,9 @@ class BoundedRunner(abc.ABC):
             float | None: Seconds of the very first step of the size in this process; never None here.
 
         Raises:
-            OverLimit: If it might exceed the memory limit, by the trace or by the measured memory of smaller sizes.
-            OutOfMemory: If it did exceed the limit.
+            OverLimit: If a step might exceed the memory limit, by the trace or by the measured memory of smaller sizes.
+                It is not run.
+            OutOfMemory: If the step took more than the memory limit.
         """
         self.release()
         self._confirm(batch_size)
@@ -261,7 +262,7 @@ class BoundedRunner(abc.ABC):
         Keep the prepared step as the reference step; return whether that is possible.
 
         `repeats` reference steps run before and after each timing. It is impossible without a prepared step, on a GPU,
-        and if the batch takes much of the memory limit.
+        and if the batch takes more than 5 % of the memory limit.
         """
         if not isinstance(self.meter, HostMeter) or self._step is None:
             return False
@@ -283,7 +284,7 @@ class BoundedRunner(abc.ABC):
         return prepared
 
     def step(self) -> None:
-        """Run a step; on a GPU, enqueue it."""
+        """Run a step of the prepared batch, or on a GPU enqueue it; without a prepared batch, do nothing."""
         if self._step is not None:
             began = time.perf_counter()
             self._step()
@@ -309,7 +310,7 @@ class BoundedRunner(abc.ABC):
         self._drop()
 
     def close(self) -> None:
-        """Free everything; another `draw` allocates it again."""
+        """Free the batch and the memory of its steps; another `draw` allocates them again."""
         self.release()
 
     def _planned(self, top: int | None = None) -> MemoryPlan | None:

@@ -1,8 +1,8 @@
 """
 Assumed results of operations that depend on data, for a trace without data.
 
-A truth value is False, since most conditions ask for an error; a number is 1; a mask selects everything; `unique` has
-one value. Steps that really run correct the predicted memory.
+A truth value is False, since most conditions guard against an error; a number is 1; a mask selects everything; `unique`
+has one value. Steps that really run correct the predicted memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def result(operation: Any, arguments: Sequence[Any], options: Mapping[str, Any])
     Return a possible result of an operation whose result depends on data: tensors without data, or a number.
 
     Args:
-        arguments, options: Its arguments, with tensors without data.
+        arguments, options: Arguments of `operation`, an operator of PyTorch, with tensors without data.
 
     Returns:
         Any: The assumed result; NotImplemented for an unknown operation.

@@ -49,15 +49,16 @@ def is_owned() -> bool:
 
 
 def is_movable() -> bool:
-    """Return whether cubatch may set malloc's thresholds: malloc is glibc's, and the user has not set them."""
+    """Return whether cubatch may set malloc's thresholds: malloc is glibc's, and only `RAISED` sets them so far."""
     return _is_glibc() and _user_variables() in ({}, RAISED)
 
 
 def settings(device_kind: str) -> str | None:
     """
-    Return the variables that set how a worker keeps freed memory, in shell syntax; None if none are set.
+    Return environment variables that set how a worker keeps freed memory, in shell syntax; None if none are set.
 
-    They are the user's variables; on a CPU cubatch adds `RAISED` if the user has set none and malloc is glibc's.
+    They are the user's variables; for `device_kind` "cpu" cubatch adds `RAISED` if the user has set none and malloc is
+    glibc's.
     """
     names = (*_CHOICES, "GLIBC_TUNABLES", "LD_PRELOAD")
     own = {name: os.environ[name] for name in names if name in os.environ}
@@ -65,7 +66,7 @@ def settings(device_kind: str) -> str | None:
 
 
 def is_raised(device_kind: str) -> bool:
-    """Return whether cubatch, not the user, sets malloc's thresholds in the worker that times steps."""
+    """Return whether cubatch, not the user, sets malloc's thresholds in the worker that times steps; False on a GPU."""
     return device_kind == "cpu" and is_movable() and not _user_variables()
 
 
@@ -88,7 +89,7 @@ def is_kept() -> bool:
 
 
 def is_apart() -> bool:
-    """Return whether the user's settings map large blocks separately from the heap, by a low fixed threshold."""
+    """Return whether the user's settings map large blocks apart from the heap: by a fixed threshold up to 1 MiB."""
     try:
         threshold = int(_user_variables().get("MALLOC_MMAP_THRESHOLD_", ""), 0)
     except ValueError:
@@ -98,10 +99,10 @@ def is_apart() -> bool:
 
 def keep_apart() -> list[int]:
     """
-    Make malloc map each block from 1 MiB on separately, so that freeing returns it: exact, and half as fast.
+    Make malloc map each block from 1 MiB on separately: freeing returns it to the system, and steps are half as fast.
 
     Returns:
-        list: Blocks that occupy the free parts of the heap until `put_together`.
+        list: Addresses of blocks that occupy the free parts of the heap until `put_together` frees them.
     """
     _set(_LARGE)
     libc, held, size = _libc(), [], _LARGEST  # after a failed malloc the thread would use another arena
@@ -123,7 +124,7 @@ def put_together(held: Iterable[int] = ()) -> None:
     The thresholds are the highest to which glibc raises its own (mallopt(3), M_MMAP_THRESHOLD).
 
     Args:
-        held: Blocks of `keep_apart`, which are freed.
+        held: Addresses that `keep_apart` returned; the blocks are freed.
     """
     libc = _libc()
     for block in held:

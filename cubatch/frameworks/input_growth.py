@@ -60,7 +60,7 @@ ROWS = Line(Fraction(1), Fraction(0))
 
 @attrs.frozen
 class Growth:
-    """How one value changes with the batch size."""
+    """How the extents of a tensor, the length of a list, or a whole number change with the batch size."""
 
     # by growing axis of a tensor, the line of its extent; of a list, tuple or whole number one line, at key 0
     lines: Mapping[int, Line]
@@ -135,7 +135,7 @@ def of_example(batch: Any, batch_size: int, path: Path = ()) -> dict[Path, Growt
     Return how values grow with the batch size, by path, from one batch of `batch_size` samples; empty if none grows.
 
     Each tensor and list as long as the batch has a row per sample. A list or tuple of tensors that are as long as the
-    batch themselves holds inputs, not samples. In an object with one sample, only the tensors of a cache grow: others
+    batch themselves holds inputs, not samples. With one sample, tensors in an object grow only if it is a cache: others
     may be the same in every batch, such as means.
     """
     if is_tensor(batch):
@@ -156,7 +156,7 @@ def of_example(batch: Any, batch_size: int, path: Path = ()) -> dict[Path, Growt
 
 
 def _has_rows(value: Any, batch_size: int) -> bool:
-    """Return whether a tensor, or one in nested lists and tuples, is as long as the batch."""
+    """Return whether a tensor, or one in nested lists and tuples, has `batch_size` rows along axis 0."""
     if isinstance(value, list | tuple):
         return any(_has_rows(item, batch_size) for item in value)
     return is_tensor(value) and value.ndim > 0 and len(value) == batch_size

@@ -27,7 +27,7 @@ def children(value: Any) -> list[tuple[Any, Any]] | None:
 
 
 def is_tensor(value: Any) -> bool:
-    """Return whether a value is a tensor of PyTorch; where that is not imported, nothing is."""
+    """Return whether a value is a tensor of PyTorch; False if PyTorch is not imported."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
@@ -39,9 +39,9 @@ def _is_device(value: Any) -> bool:
 
 def is_holder(value: Any) -> bool:
     """
-    Return whether a value is an object that holds tensors, at any depth, or a cache that may get some.
+    Return whether a value is an object that holds tensors, at any depth, or a cache that may get tensors.
 
-    Tensors, containers, modules, functions and classes are none.
+    It is False for tensors, modules, functions and classes, and for containers: see `children`.
     """
     if is_tensor(value) or callable(value) or children(value) is not None:
         return False
@@ -66,7 +66,12 @@ def is_cache(value: Any) -> bool:
 
 
 def tensors_in(value: Any) -> list[Any]:
-    """Return the tensors that an object holds at any depth, each once, in the order of its attributes."""
+    """
+    Return the tensors that an object holds at any depth, each once, in the order of its attributes.
+
+    Raises:
+        InvalidArgument: If the parts of the object cannot be listed.
+    """
     return list(filter(is_tensor, _shared(value)))
 
 
@@ -80,12 +85,13 @@ def copied(
     returned as it is if no tensor is replaced.
 
     Args:
-        change: Returns the tensor that replaces one; places count from 0.
+        change: Returns the tensor that replaces `tensor`, whose index in `tensors_in` is `place`.
         device: Replaces the devices that the object has recorded; None keeps them.
         may_share: Whether an object that cannot be copied is returned as it is although tensors are replaced.
 
     Raises:
-        InvalidArgument: If tensors are replaced, and a part of the object cannot be copied, unless `may_share`.
+        InvalidArgument: If the parts of the object cannot be listed. Unless `may_share`, also if tensors are replaced
+            and a part cannot be copied.
     """
     shared = _shared(value)
     memo = {id(each): device if _is_device(each) and device not in {None, each} else each for each in shared}
@@ -102,7 +108,12 @@ def copied(
 
 
 def _shared(value: Any) -> list[Any]:
-    """Return the parts of an object that a copy shares with it: tensors, devices, modules, functions and classes."""
+    """
+    Return the parts of an object that a copy shares with it: tensors, devices, modules, functions and classes.
+
+    Raises:
+        InvalidArgument: If the parts cannot be listed.
+    """
     shared, seen, stack = list[Any](), dict[int, Any](), [value]
     while stack:  # not by recursion, as a chain of objects may be long
         part = stack.pop()

@@ -1,4 +1,4 @@
-"""PyTorch as `torch`, imported at its first use: modules that name it can be imported where it is not installed."""
+"""PyTorch as `torch`, imported at its first use: importing cubatch's modules that use it does not need PyTorch."""
 
 from __future__ import annotations
 

@@ -35,19 +35,19 @@ def _rates(value: Mapping[Any, Any]) -> dict[int, float]:
 @attrs.frozen(kw_only=True)
 class LoaderRate:
     """
-    Measured rate of a data loader alone, and further facts on which the rate of a loop around it depends.
+    Measured rate of a data loader alone, and properties that decide the rate of a loop of loader and step.
 
     Attributes:
-        batch_size: Samples of the batches that were timed, at the recommended size or the nearest that was timed.
+        batch_size: Batch size of `samples_per_second`: the recommended size, or the nearest size that was timed.
         num_workers: Worker processes of the loader; 0: it works in the process that trains, between steps.
-        samples_per_second: Its rate after start-up, the copy to the device included.
+        samples_per_second: The loader's rate after start-up, the copy to the device included.
         num_samples: Samples of an epoch; None if unknown.
         drop_last: Whether an incomplete last batch is left out.
         delay_seconds: Seconds by which the workers delay a step on the same CPUs, for each sample. 0 on a GPU.
-        rates: Its rate at each batch size that was timed; empty if it is `samples_per_second` at all sizes.
-        loop_ratios: Rate of each loop that was run, divided by what its parts predict, by batch size; empty if none was
-            run. On a CPU a loader is slower after a step than by itself. Its data has left the caches, and threads of
-            the step still wait actively.
+        rates: Samples per second by batch size that was timed; empty: `samples_per_second` at all sizes.
+        loop_ratios: Measured rate / `rate_of_parts` of each loop that was run, by batch size; empty if none was run. On
+            a CPU a loader is slower after a step than by itself. Its data has left the caches, and threads of the step
+            still wait actively.
     """
 
     batch_size: int = attrs.field(converter=checks.required_size)
@@ -75,18 +75,18 @@ class LoaderRate:
 
     def loop_rate(self, step_rate: float, batch_size: int) -> float:
         """
-        Return the samples per second of a loop around this loader and a step of a given rate and batch size.
+        Return the samples per second of a loop of this loader and a step, which takes `step_rate` samples per second.
 
-        Loops that were run correct what the parts predict: between two of them by an interpolated ratio.
+        It is `rate_of_parts` times the ratio in `loop_ratios`, interpolated between the batch sizes of these loops.
         """
         return _interpolate(self.loop_ratios or {1: 1.0}, batch_size) * self.rate_of_parts(step_rate, batch_size)
 
     def rate_of_parts(self, step_rate: float, batch_size: int) -> float:
         """
-        Return the samples per second of a loop as predicted from loader and step.
+        Return the samples per second of a loop of this loader and a step of `step_rate` samples per second.
 
-        With worker processes loading and stepping overlap, without them they take turns. A step on the CPU is slower
-        while workers use the same CPUs.
+        The rate is predicted. With worker processes loading and stepping overlap, without them they take turns. A step
+        on the CPU is slower while workers use the same CPUs.
 
         Example:
             >>> LoaderRate(batch_size=8, num_workers=4, samples_per_second=300.0).rate_of_parts(600.0, 8)
@@ -101,9 +101,9 @@ class LoaderRate:
 
     def is_bottleneck(self, step_rate: float, batch_size: int, tolerance: float) -> bool:
         """
-        Return whether a faster step than one of `step_rate` samples per second would leave the loop nearly as slow.
+        Return whether the loader limits the loop around a step of `step_rate` samples per second.
 
-        That is, no step could make the loop faster by more than the share `tolerance`.
+        It does if the loop has at least 1 - `tolerance` times the rate that it has with an infinitely fast step.
 
         Example:
             >>> loader = LoaderRate(batch_size=8, num_workers=4, samples_per_second=300.0)
@@ -114,13 +114,13 @@ class LoaderRate:
         return (1 - tolerance) * most <= self.rate_of_parts(step_rate, batch_size)
 
     def workers_for(self, step_rate: float) -> int:
-        """Return the number of workers that deliver `step_rate` samples per second, at most the CPUs of the process."""
+        """Return the workers that load `step_rate` samples per second; at most as many as the process has CPUs."""
         each = self.samples_per_second / max(1, self.num_workers)
         return min(len(os.sched_getaffinity(0)), math.ceil(step_rate / each))
 
     def steps(self, batch_size: int) -> tuple[int, int] | None:
         """
-        Return the steps of an epoch, and the samples of an incomplete last batch (0 if none); None if unknown.
+        Return (steps of an epoch, samples of an incomplete last batch or 0); None if `num_samples` is unknown.
 
         Example:
             >>> LoaderRate(batch_size=8, num_workers=4, samples_per_second=300.0, num_samples=50).steps(16)
@@ -173,10 +173,17 @@ def measure(
     now: Callable[[], float] = time.perf_counter,  # a clock in seconds
 ) -> LoaderRate:
     """
-    Return the measured rate of a data loader with its own workers, at a batch size and others.
+    Return the measured rate of a data loader with its own workers, at `batch_size` and other sizes.
 
-    Start-up is excluded: the first batch of each worker does not count. Sizes of which one batch would take long are
-    left out.
+    Start-up is excluded: the first batch of each worker does not count. A size of which one batch would take more than
+    a quarter of `seconds` is left out.
+
+    Args:
+        seconds: Seconds of timing for all sizes together. Waiting for batches may take three times as long.
+        others: Further batch sizes to time.
+        copy: Called with each batch to copy it to the device; None: batches are not copied.
+        shares_cpus: Whether steps run on the same CPUs as the workers, which then delay them.
+        now: The clock, in seconds.
 
     Raises:
         InvalidArgument: If `loader` is no data loader, or has too few samples to be timed.
@@ -215,11 +222,11 @@ def run_loops(
     Return the samples per second of loops on the CPU, in which a step and a data loader take turns, by batch size.
 
     The loops run one after the other, in the given order, back, and once more.  A steady change of the host's speed is
-    then nearly the same for all of them.  None begins after three times `seconds`.
+    then nearly the same for all of them.  No loop begins after three times `seconds`.
 
     Returns:
-        dict[int, list[float]]: Up to three values of each size. A size is missing if the data set has no full batch of
-            it, or if the time did not suffice.
+        dict[int, list[float]]: Up to three rates of each size. A size is missing if the data set has no full batch of
+            it, or if there was no time for it.
 
     Raises:
         Exception: Raised by the user's data set or the step.
@@ -236,15 +243,15 @@ def run_loops(
 
 def loop_ratios(measured: Mapping[int, Sequence[float]], predicted: Mapping[int, float]) -> dict[int, float]:
     """
-    Return the rate of loops over what their parts predict, by batch size.
+    Return measured / predicted rate of loops by batch size, with less scatter than single measurements.
 
-    Each ratio is the median of a size's turns, drawn towards the mean of all sizes.  It is drawn by that share of the
-    variance between sizes that the scatter of the turns explains.  See Morris, "Parametric Empirical Bayes Inference",
-    JASA 78 (1983).
+    Each ratio is the median over the runs of a loop, shrunk towards the geometric mean of all sizes.  It is shrunk by
+    the share of the variance between sizes that the scatter of the runs explains.  See Morris, "Parametric Empirical
+    Bayes Inference", JASA 78 (1983).
 
     Args:
-        measured: Samples per second of the turns of each loop.
-        predicted: Samples per second that the parts predict.
+        measured: Samples per second of each run of a loop, by its batch size.
+        predicted: Samples per second by `rate_of_parts`, by batch size.
 
     Example:
         >>> parts = {8: 100.0, 64: 100.0}
@@ -276,9 +283,9 @@ def _run_loop(
     """
     Return the samples per second of one loop; None without a full batch, or if its first turn ends after `until`.
 
-    It runs for about `seconds` on the clock `now`. A turn loads `accumulate` batches and calls `step` once.
-    The clock starts and stops when a batch arrives, so that loading has no head start. Before, workers start, and one
-    step warms up.
+    It runs for about `seconds`; `until` is a time on the clock `now`. A turn loads `accumulate` batches and calls
+    `step` once. The clock starts and stops when a batch arrives, so that loading has no head start. Before, workers
+    start, and one step warms up.
     """
     count = 0
     with _random_state(loader):
@@ -327,7 +334,7 @@ def _rate(
     loader: Any, batch_size: int, seconds: float, copy: Callable[[Any], None] | None, now: Callable[[], float]
 ) -> tuple[int, float, float]:
     """
-    Time whole epochs of a loader for `seconds`, without the first batch of each worker.
+    Time epochs of a loader for `seconds`, without the first batch of each worker; `now` is the clock.
 
     `copy` is called with each batch; None: not copied. Too few batches raise InvalidArgument.
 
@@ -402,7 +409,7 @@ def _is_iterable(loader: Any) -> bool:
 
 
 def _sampler(loader: Any) -> Any:
-    """Return the sampler of single samples; None for an iterable, and where another sampler makes whole batches."""
+    """Return the sampler of single samples; None for an iterable data set, or if a batch sampler makes the batches."""
     if isinstance(loader.dataset, torch.utils.data.IterableDataset):
         return None
     if getattr(loader, "batch_size", None) is not None:

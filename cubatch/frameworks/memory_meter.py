@@ -24,6 +24,7 @@ class Meter(Protocol):
 
     Attributes:
         scatter: Share by which the peaks of neighboring batch sizes may differ by chance.
+        grain: Bytes by which a peak varies for reasons other than the batch, such as loaded code.
     """
 
     grain: int  # bytes by which the peak varies independently of the batch
@@ -63,11 +64,11 @@ class HostMeter(ResidentMeter, Meter):
 
     @property
     def scatter(self) -> float:
-        """Share by which the peak bytes of neighboring batch sizes may differ: less if the heap lacks large blocks."""
+        """Share by which peak bytes of neighboring sizes may differ; less if large blocks are apart from the heap."""
         return _TIDY_SCATTER if self._is_tidy or heap.is_apart() else _SCATTER
 
     def tidy(self) -> bool:
-        """Keep large blocks apart from the heap from the next start on; return False if that is not possible."""
+        """Keep large blocks apart from the heap from the next start on; return False if impossible or already done."""
         if self._is_tidy or not self._is_movable:
             return False
         self._is_tidy = True
@@ -82,7 +83,7 @@ class HostMeter(ResidentMeter, Meter):
             self._held = heap.keep_apart()
 
     def settle(self) -> None:
-        """Take later blocks from the heap, so that the first batch size is not slower than others."""
+        """Make malloc take later blocks from the heap, so that the first batch size is not slower than others."""
         if self._is_movable:
             heap.put_together(self._held)
             self._held = []
@@ -120,7 +121,7 @@ class AllocatorMeter(Meter):
 
 class ProcessMeter(Meter):
     """
-    Measures GPU memory of this process by NVML, for a library that does not report it and frees none by itself.
+    Measures GPU memory of this process by NVML, for a library that neither reports memory nor frees any itself.
 
     Args:
         monitor: Monitor of the GPU; None without NVML: the peak is unknown then.
@@ -139,7 +140,7 @@ class ProcessMeter(Meter):
         self._start = self._held()
 
     def peak(self) -> int | None:
-        """Return the bytes now in excess of those at the start; None if NVML does not list the process (containers)."""
+        """Return the bytes now in excess of those at the start; None if NVML does not list it (containers)."""
         held = self._held()
         return None if held is None or self._start is None else max(0, held - self._start)
 

@@ -3,7 +3,7 @@ Memory of a step: the bytes of a trace without data, corrected by the measured b
 
 The trace knows neither the scratch memory of libraries nor freed blocks that an allocator keeps. On the CPU these are
 up to four times the tensors of a step. Both grow about as the tensors do. The traced bytes that grow with the batch are
-therefore multiplied by a ratio: measured to traced bytes at the nearest measured sizes.
+therefore multiplied by measured / traced bytes of the nearest measured sizes.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class MemoryPlan:
         """
         Add the measured peak bytes of a batch size; of several measurements the largest counts.
 
-        A measurement below the traced bytes by less than the meter resolves counts as these.
+        A measurement less than `grain` below the traced bytes counts as the traced bytes.
         """
         if batch_size not in self.predicted:
             self.predicted[batch_size] = self.at(batch_size)
@@ -83,7 +83,7 @@ class MemoryPlan:
         self.measured[batch_size] = max(num_bytes, self.measured.get(batch_size, 0))
 
     def restart(self, scatter: float) -> None:
-        """Move the measurements to `earlier`: from now on steps take less memory and scatter differently."""
+        """Move the measurements to `earlier`, since steps take less memory from now on, with another `scatter`."""
         self.earlier, self.measured, self._scatter = self.measured, {}, scatter
 
     def at(self, batch_size: int) -> int:
@@ -118,9 +118,8 @@ class MemoryPlan:
         """
         Return the bytes of a step if memory grows from the measured size `below` as fast as measurements allow.
 
-        The growth is at most `most` times the traced one. Two measured sizes bound it between them: what both take is
-        fixed, regardless of the trace. All of the unresolved bytes may grow: two sizes that are near in relation to
-        them bound little.
+        Growth is at most `most` times the traced growth, and at most that between a smaller measured size and `below`.
+        The latter is uncertain by the meter's resolution and scatter, so that two close sizes hardly limit it.
         """
         known, walked = self._known, self._walked
         taken = self._growing(below, known[below])
@@ -134,17 +133,17 @@ class MemoryPlan:
 
     def largest(self, num_bytes: int, of: Callable[[int], int] | None = None) -> int:
         """
-        Return the largest batch size whose expected bytes are within a number; 0 if there is none.
+        Return the largest batch size whose expected bytes are at most `num_bytes`; 0 if there is none.
 
-        The function `of` replaces the expected bytes by others, such as an upper bound; None: nothing does. A measured
-        size counts if its measured bytes are within the number.
+        The function `of` gives the bytes of a size, such as the upper bound `most`; None: the expected bytes, `at`. A
+        measured size also counts if its measured bytes are at most `num_bytes`.
         """
         largest = bisect.bisect_right(range(1, MAX_BATCH_SIZE + 1), num_bytes, key=of or self.at)
         # A size that was measured is known better than those around it, so that these may be thought to take more.
         return max([largest, *(n for n, taken in self.measured.items() if taken <= num_bytes)])
 
     def _times(self, below: int) -> dict[int, float]:
-        """Return measured over traced bytes of the part that grows with the batch, by measured size near `below`."""
+        """Return measured / traced bytes that grow with the batch, by measured size from half of `below` to `below`."""
         known, start = self._known, self._fixed - self._grain
         return {
             n: max(0, self._growing(n, known[n]) - start) / max(1, self._walked.at(n) - start)

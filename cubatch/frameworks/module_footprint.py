@@ -32,21 +32,21 @@ class ModuleFootprint(Shown):
         inputs: The batch.
         gradients: Gradients of the parameters; 0 in inference and of frozen parameters.
         optimizer: The state of the optimizer.
-        activations: All others: outputs, values saved for the backward pass, their gradients, temporary results.
-        workspace: Of cuBLAS, in PyTorch's default setting; 0 without a GPU, as the next two.
+        activations: All other tensors: outputs, values saved for the backward pass, their gradients, temporary results.
+        workspace: Workspace of cuBLAS in PyTorch's default setting; 0 without a GPU, as `allocator` and `overhead`.
         allocator: What PyTorch's caching allocator reserves in addition: rounding, and free blocks of its segments.
             The GPU's memory is the limit at which it returns free segments.
         expandable_segments: Whether the simulated segments are expandable, by the environment of this process; None
             without a GPU.
         overhead: The CUDA context, and code of libraries.
-        overhead_source: Where that figure comes from; empty without a GPU.
-        total: The sum of these parts.
+        overhead_source: Where the figure of `overhead` comes from; empty without a GPU.
+        total: The sum of the parts above.
         by_submodule: The bytes of `activations` by the submodule that made them, most first. The name is the one of
             `named_modules`; it is empty for the module itself, the loss and the optimizer.
-        recurrent: Names of LSTM, GRU and RNN layers, whose libraries keep results of all time steps. What oneDNN
-            allocates inside an LSTM is included on a CPU, and what it keeps for the backward pass on a GPU too. In
-            training oneDNN does not write all of it, so that processes on a CPU may gain less. What cuDNN keeps is not
-            known.
+        recurrent: Names of LSTM, GRU and RNN layers, whose libraries keep results of all time steps. Memory that oneDNN
+            allocates inside an LSTM is included on a CPU; on a GPU, only the part kept for the backward pass. In
+            training oneDNN does not write all of it, so that the memory of a process on a CPU may grow by less. The
+            memory that cuDNN keeps is not known.
     """
 
     name: str
@@ -70,7 +70,7 @@ class ModuleFootprint(Shown):
     def of(
         cls, name: str, mode: str, batch_size: int, walk: Walk, gpu: Device | None, *, recurrent: tuple[str, ...]
     ) -> ModuleFootprint:
-        """Return the footprint of a traced step: with the overhead of `gpu`; None: of the tensors alone."""
+        """Return the footprint of a traced step, with the overhead of `gpu`; None: of its tensors alone."""
         by_submodule = dict(sorted(walk.activations.items(), key=lambda item: -item[1]))
         workspace, overhead = (cublas_workspace_bytes(gpu), context_overhead.overhead_bytes(gpu)) if gpu else (0, 0)
         total = total_bytes(walk.lives, gpu)
@@ -112,7 +112,7 @@ def total_bytes(lives: Iterable[tuple[int, float, float]], gpu: Device | None) -
 
 def cublas_workspace_bytes(gpu: Device) -> int:
     """
-    Return the bytes of workspace that PyTorch gives to cuBLAS: 32 MiB on Hopper, else 2 x 4 MiB and 8 x 16 KiB.
+    Return the workspace bytes that PyTorch gives to cuBLAS: 32 MiB from Hopper on, else 2 x 4 MiB + 8 x 16 KiB.
 
     These are the defaults without CUBLAS_WORKSPACE_CONFIG (`aten/src/ATen/cuda/CublasHandlePool.cpp` of PyTorch 2.0 to
     2.6). The trace does not show whether a module calls cuBLAS; nearly all do, as every linear layer does.

@@ -30,18 +30,18 @@ class ModuleRunner(BoundedRunner):
 
     Args:
         module: The module, compiled or not.
-        parameters, buffers: Its tensors.
+        parameters, buffers: Tensors of the module.
         inputs: An example of its inputs.
         kind: The operations of a step.
         device: PyTorch's device.
-        walk: Traces steps without data, up to the largest batch that fits into a number of bytes, or a maximum,
-            within a number of seconds.
-        put_aside: Backs up the parameters that a step modifies; all of them for None instead of a trace. Returns how
-            many of the given bytes are left for steps.
-        memory_limit: Bytes that a step may take.
-        seed: Draws the inputs.
+        walk: Gets bytes, a maximum batch size or None, and seconds. Traces steps without data, up to the largest batch
+            that fits into the bytes.
+        put_aside: Backs up the parameters that a step modifies; all of them without a trace (None). Gets the trace and
+            the memory limit in bytes; returns the bytes that are left.
+        memory_limit: Bytes that the module, a batch and its step may take together.
+        seed: Seed of the random inputs.
         channels_last: Whether images and volumes have PyTorch's channels_last memory format.
-        dtype: The type that it computes with.
+        dtype: Name of the type that steps compute in, such as "float32".
         bare: The module without DistributedDataParallel; None is the module itself.
         start: The state of the module from which each batch size starts; None restores nothing.
         meter: Measures the memory of a step; None is that of the device.
@@ -76,7 +76,7 @@ class ModuleRunner(BoundedRunner):
 
     @property
     def remarks(self) -> list[Remark]:
-        """Return remarks on memory, parts in evaluation mode, constant inputs, and a batch that is read as time."""
+        """Return remarks on memory, compilation, parts in evaluation mode, state, inputs, and a batch read as time."""
         remarks = super().remarks
         parts = self._bare.named_modules() if self._kind.training else ()
         if resting := [name for name, part in parts if not part.training]:
@@ -126,7 +126,7 @@ class ModuleRunner(BoundedRunner):
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
         """
-        Add the block's time to `compile_seconds` if a graph was compiled in it.
+        Add the seconds of the block to `compile_seconds` if a graph was compiled in it.
 
         Raises:
             InvalidArgument: If PyTorch would not compile a step but run it as it is.
@@ -182,7 +182,7 @@ class ModuleRunner(BoundedRunner):
         return not kept_names and super().hold_reference(repeats)
 
     def rehearse(self) -> None:
-        """Run a step of this rank alone, so that a rank whose step fails does not keep the others waiting."""
+        """Run a step of this rank alone: a step that fails in a collective operation would keep other ranks waiting."""
         if self._bind is not None:
             self._bind(self._bare)()
             self._drop_gradients()
