@@ -111,7 +111,7 @@ class Work:
         )
 
     def take(self, index: Index | Mask) -> Work:
-        """Return the cases that an index or a mask selects."""
+        """Return a table of the cases that an index array or a boolean mask selects."""
         return Work(**{field.name: getattr(self, field.name)[index] for field in attrs.fields(Work)})
 
     @property
@@ -121,7 +121,7 @@ class Work:
 
     @property
     def input_elements(self) -> Array:
-        """Elements of the layer's input, or of its gradient, for the whole batch, for each case."""
+        """Number of elements of the layer's input for the whole batch, for each case; its gradient has as many."""
         return self.n * self.h * self.w * self.c
 
     @property
@@ -131,7 +131,7 @@ class Work:
 
     @property
     def filter_elements(self) -> Array:
-        """Elements of the filter, or of its gradient, for each case."""
+        """Number of elements of the filter, for each case; its gradient has as many."""
         return self.k * self.c / self.groups * self.r * self.s
 
 
@@ -184,7 +184,8 @@ def algorithms(work: Work, num_sms: Array, *, transforms: bool = True) -> list[A
     split small forward convolutions, as published times show.
 
     Args:
-        num_sms: SMs of each case's GPU.
+        work: The cases.
+        num_sms: Number of SMs of each case's GPU.
         transforms: Whether there are other algorithms than tiled products: in float32, but not on Tensor Cores.
     """
     tiled = _tiled(work, num_sms)
@@ -290,11 +291,13 @@ def seconds(work: Work, places: Places, constants: Mapping[str, float], candidat
     arithmetic, not compared with it, which fits published times better.
 
     Args:
-        constants: Constants of the model: see `benchmarks/fit_predictor.py`.
-        candidates: `algorithms` of the work.
+        work: The cases.
+        places: The GPU of each case.
+        constants: Constants of the model by name: see `benchmarks/fit_predictor.py`.
+        candidates: The result of `algorithms` for the cases.
 
     Returns:
-        Seconds, (algorithms, cases).
+        Seconds, as an array of shape (algorithms, cases).
     """
     per_sm = places.peak / places.num_sms / 2
     x, y, w = (

@@ -46,7 +46,7 @@ class Fitted:
 
     def scale(self, device: Device) -> tuple[float, float, bool]:
         """
-        Return the factors on a GPU's time of arithmetic and of bytes, and whether the GPU itself was measured.
+        Return the factors on a GPU's seconds of arithmetic and of bytes, and whether the GPU itself was measured.
 
         A GPU that was not measured takes the geometric mean of its kin, or of all GPUs.  Kin are GPUs whose SMs issue
         instructions alike: Maxwell with Pascal except the P100; Volta with Turing and the A100.  The factor by which

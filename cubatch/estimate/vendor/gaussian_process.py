@@ -43,7 +43,8 @@ class GaussianProcess:
         Return the correction of each case, which is added to the logarithm of its time.
 
         Args:
-            columns: `trees.features` of the cases.
+            columns: The result of `trees.features` for the cases.
+            places: The GPU of each case.
         """
         at = (table(columns) / self.lengths).astype(np.float32)
         given = np.zeros(len(at))
@@ -59,13 +60,13 @@ class GaussianProcess:
 
 
 def near(a: NDArray[np.floating], b: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Return the similarity of each row of a to each row of b: exp(-distance^2 / 2)."""
+    """Return exp(-distance^2 / 2) for each row of a and each row of b, as an array (rows of a, rows of b)."""
     square = (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1)[None] - 2 * a @ b.T
     alike: NDArray[np.floating] = np.exp(np.maximum(square, 0) / -2)
     return alike
 
 
 def table(columns: Mapping[str, Array]) -> Array:
-    """Return the FEATURES of each case as an array (cases, features)."""
+    """Return the FEATURES of each case as an array (cases, features), from the columns of `trees.features`."""
     passes = {"dgrad": columns["pass"] == 1, "wgrad": columns["pass"] == 2}  # noqa: PLR2004
     return np.stack([np.asarray(passes[name] if name in passes else columns[name], float) for name in FEATURES], axis=1)

@@ -60,7 +60,7 @@ class Trees:
         Return the correction of each case, which is added to the logarithm of its time.
 
         Args:
-            columns: `features` of the cases.
+            columns: The result of `features` for the cases.
         """
         table = np.stack([np.asarray(columns[name], np.float32) for name in self.features], axis=1)
         return self._sums(table) * self.trust(table)
@@ -101,8 +101,8 @@ def features(work: Work, places: Places, candidates: Sequence[Algorithm], times:
     Args:
         work: The cases.
         places: The GPU of each case.
-        candidates: `algorithms` of the work.
-        times: Seconds of each case by each of these algorithms.
+        candidates: The result of `algorithms` for the cases.
+        times: Seconds as an array (algorithms, cases).
 
     Returns:
         dict: By each feature's name, an array with one entry per case.
@@ -151,6 +151,6 @@ def _fused(work: Work, places: Places) -> dict[str, Array]:
 
 
 def logarithmic(names: Sequence[str]) -> NDArray[np.bool_]:
-    """Return for each name whether the feature is the logarithm of a size; the correction extrapolates no such size."""
+    """Return for each feature's name whether it is the logarithm of a size; these are not extrapolated."""
     sizes = {*_EXTENTS, "intensity"} - {"n"}
     return np.array([name in sizes for name in names])

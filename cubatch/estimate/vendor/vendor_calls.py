@@ -55,23 +55,23 @@ class Call:
 
     @property
     def is_plain_3x3(self) -> bool:
-        """Whether it is a 3x3 convolution of stride 1 without dilation and groups."""
+        """Whether the call is a 3x3 convolution of stride 1 without dilation and groups."""
         names = ("r", "s", "stride_h", "stride_w", "dilation", "groups")
         return self.is_convolution and [self._first(name) for name in names] == [3, 3, 1, 1, 1, 1]
 
     @property
     def is_depthwise(self) -> bool:
-        """Whether it is a convolution of each channel by itself: it reads and writes more than it computes."""
+        """Whether the call is a convolution of each channel by itself, whose time its bytes determine."""
         return self.is_convolution and self._first("groups") > 1 and self.channels[0] == 1
 
     @property
     def is_grouped_or_dilated(self) -> bool:
-        """Whether it is a convolution with groups or dilation."""
+        """Whether the call is a convolution with groups or dilation."""
         return self.is_convolution and (self._first("groups") > 1 or self._first("dilation") > 1)
 
     @property
     def channels(self) -> tuple[float, float]:
-        """Number of input channels and of output channels of one group of its first product."""
+        """Number of input channels and of output channels of one group of the first product."""
         return self._first("c") / self._first("groups"), self._first("k") / self._first("groups")
 
     def _first(self, name: str) -> float:
@@ -83,7 +83,7 @@ def direct_flops(extents: Array | Sequence[float]) -> Array:
     Return the FLOP of a pass of convolutions by direct computation; a multiply-add counts as two.
 
     Args:
-        extents: EXTENTS of each along the last axis.
+        extents: Arrays whose last axis has the EXTENTS of a convolution, in this order.
     """
     n, _, _, c, k, r, s, p, q, *_, groups = np.moveaxis(np.asarray(extents, float), -1, 0)
     flops: Array = 2 * n * p * q * k * c / groups * r * s
@@ -105,7 +105,8 @@ def table(calls: Sequence[Call], multiple: int) -> tuple[dict[str, Array], np.nd
     Return the products of calls as one table.
 
     Args:
-        multiple: Multiple to which Tensor Cores pad channels.
+        calls: The calls, at least one.
+        multiple: Multiple to which Tensor Cores pad channels; 1 without them.
 
     Returns:
         A column for each name of EXTENTS; the index of the call of each row; for each call its rows as an array

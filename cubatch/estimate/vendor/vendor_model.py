@@ -58,7 +58,8 @@ def vendor_parts(
     The latter is that of the logarithm of seconds on this GPU; it is larger for a GPU that was not measured.
 
     Args:
-        calls: The calls, with extents by batch size.
+        calls: The calls, each with an entry per batch size.
+        sizes: The batch sizes.
         scales: Factors on the predicted seconds of arithmetic and of bytes, from the GPU's measurements.
         notes: Notes on the accuracy are appended.
     """
@@ -127,7 +128,7 @@ def _direct_flops(call: Call) -> Array | float:
 
 
 def _error(model: Fitted, call: Call, dtype: str, device: Device, notes: list[ModelNote]) -> float:
-    """Return the relative standard deviation of a call's predicted seconds; append notes on what was not measured."""
+    """Return the relative standard deviation of a call's predicted seconds; append notes on missing measurements."""
     never = never_measured(notes, is_unusual=call.is_grouped_or_dilated, is_attention=call.is_attention)
     if never is not None or dtype == "float32":
         return never or model.sd

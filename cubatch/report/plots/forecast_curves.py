@@ -32,6 +32,11 @@ def curves(forecasts: Sequence[Forecast], path: str | Path) -> None:
 
     Args:
         forecasts: At least one prediction; they differ in the GPU only.
+        path: The file; its ending .png, .svg or .pdf selects the format.
+
+    Raises:
+        MissingDependency: If Matplotlib is not installed.
+        InvalidArgument: If the file has none of these endings or cannot be written.
     """
     style.check(path)
     shown, objective = [Curve(forecast) for forecast in forecasts], forecasts[0].objective
@@ -49,7 +54,7 @@ def curves(forecasts: Sequence[Forecast], path: str | Path) -> None:
 
 
 def _scale(axes: Axes, shown: Sequence[Curve], objective: str) -> None:
-    """Scale the axes: batch sizes to base 2; values from zero, or logarithmic if the GPUs differ much."""
+    """Scale the x axis to base 2, and the y axis from 0; make that logarithmic if the GPUs differ over 8-fold."""
     points = [point for curve in shown for point in curve.points]
     lows, highs = zip(*(curve.x_range for curve in shown), strict=True)
     style.batch_axis(axes, [point.batch_size for point in points], min(lows), max(highs))

@@ -20,7 +20,7 @@ _SHORT, _LONG = 5.0, 1000.0
 
 @attrs.frozen(kw_only=True)
 class Dot:
-    """A value of a line."""
+    """A point of a line in a figure: a value with its interval, at a batch size."""
 
     batch_size: int  # samples per step
     value: float  # the value on the y axis
@@ -31,7 +31,7 @@ class Dot:
 
 @attrs.frozen(kw_only=True)
 class Series:
-    """Values that a line joins."""
+    """The points of one line in a figure, and its label."""
 
     label: str  # entry of the legend
     dots: Sequence[Dot]  # values, by ascending batch size
@@ -40,7 +40,7 @@ class Series:
 
 @attrs.frozen(kw_only=True)
 class Lines:
-    """A figure of values by batch size."""
+    """The content of a figure of values by batch size: lines, axes and marks."""
 
     title: str  # its content in words
     y_label: str  # quantity and unit
@@ -51,7 +51,7 @@ class Lines:
 
 
 def xy(points: Sequence[Dot]) -> tuple[list[int], list[float]]:
-    """Return batch sizes and values of some points."""
+    """Return the batch sizes of points, and their values, as two lists."""
     return [point.batch_size for point in points], [point.value for point in points]
 
 
@@ -103,7 +103,7 @@ def _draw(axes: Axes, lines: Lines) -> None:
 
 
 def _log_axis(axes: Axes, values: Sequence[float]) -> None:
-    """Make the y axis logarithmic, with ticks that suit its span."""
+    """Make the y axis logarithmic, with ticks that suit the span of the positive `values`."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     axes.set_yscale("log")

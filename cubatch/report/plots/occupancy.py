@@ -27,10 +27,13 @@ _APART = 0.03  # least distance of two numbers, as a share of the axis
 
 def staircase(swept: Sweep, path: str | Path, *, title: str, subject: str, warps: int) -> None:
     """
-    Draw occupancy against threads, registers or shared memory into a file; mark its drops and the present launch.
+    Draw a sweep of threads, registers or shared memory into a file: its occupancy, drops and the present launch.
 
     Args:
-        subject: The launch, for the subtitle.
+        swept: Occupancy by the resource that changes.
+        path: The file; its ending .png, .svg or .pdf selects the format.
+        title: Title of the figure.
+        subject: The launch as text, for the subtitle.
         warps: Warps that an SM can hold, for the axis on the right.
     """
     per, steps = "per thread" if swept.quantity == "registers" else "per block", swept.steps
@@ -62,10 +65,13 @@ def staircase(swept: Sweep, path: str | Path, *, title: str, subject: str, warps
 
 def saw(swept: BatchSweep, path: str | Path, *, title: str, subject: str) -> None:
     """
-    Draw the share of used SM time against batch size into a file; mark its drops and the nearest better size.
+    Draw a sweep of batch sizes into a file: the share of SM time in use, its drops and the nearest better size.
 
     Args:
-        subject: The launch, for the subtitle.
+        swept: The distribution of blocks over the SMs by batch size.
+        path: The file; its ending .png, .svg or .pdf selects the format.
+        title: Title of the figure.
+        subject: The launch as text, for the subtitle.
     """
     subtitle, steps = "\n".join(filter(None, (subject, batch_advice(swept)))), swept.steps
     with _figure(path, title, subtitle, "batch size") as axes:
@@ -86,7 +92,7 @@ def saw(swept: BatchSweep, path: str | Path, *, title: str, subject: str) -> Non
 
 @contextlib.contextmanager
 def _figure(path: str | Path, title: str, subtitle: str, x_label: str) -> Iterator[Axes]:
-    """Yield the axes of a new figure, and save it."""
+    """Yield the axes of a new figure; after the block, add the legend and write the figure to `path`."""
     style.check(path)
     figure, axes = style.sheet(9.0, 4.6)
     style.head(axes, title, subtitle, pad=34, size=12, gap=7)
@@ -100,10 +106,10 @@ def _figure(path: str | Path, title: str, subtitle: str, x_label: str) -> Iterat
 
 def _mark_drops(axes: Axes, drops: Sequence[tuple[int, float, float]]) -> None:
     """
-    Mark the drops of a curve, and label the largest with their value on the x axis.
+    Mark the drops of a curve, and label up to 12 of the largest with their x value.
 
     Args:
-        drops: For each drop, the last value before it, and the shares before and after it.
+        drops: For each drop, the last x value before it, and the y values before and after it as shares from 0 to 1.
     """
     if drops:
         places, before, _ = zip(*drops, strict=True)

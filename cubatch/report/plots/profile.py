@@ -16,12 +16,13 @@ _COLORS = dict(zip(table.MEANINGS, style.COLORS, strict=False))
 
 def draw(payload: Mapping[str, Any], path: str | Path) -> None:
     """
-    Draw a profile as stacked bars, one color for each cause.
+    Draw a profile into a file as stacked bars of time, one color for each cause.
 
-    For one batch size there is a bar for each of the longest passes, for several sizes a bar for each size.
+    For one batch size there is a bar for each of the 24 longest passes; for several, a bar for each by time per sample.
 
     Args:
         payload: The profiles in JSON form, from `tables.profile.mapping`.
+        path: The file; its ending .png, .svg or .pdf selects the format.
     """
     profiles = payload["profiles"]
     if len(profiles) > 1:

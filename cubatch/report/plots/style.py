@@ -68,7 +68,7 @@ def head(axes: Axes, title: str, subtitle: str, *, pad: float, size: float = 13,
 
 
 def plain(text: str) -> str:
-    """Return a text that Matplotlib draws literally: `$` escaped, long lines cut."""
+    """Return a text that Matplotlib draws literally: `$` and control characters escaped, long lines cut at 160."""
     lines = (line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 1]}…" for line in text.split("\n"))
     return "\n".join(visible(line, keep="").replace("$", r"\$") for line in lines)
 
@@ -100,7 +100,7 @@ def ticks(sizes: Sequence[int], x_low: float, x_high: float) -> tuple[int, ...]:
 
 
 def batch_axis(axes: Axes, sizes: Sequence[int], low: float, high: float) -> None:
-    """Make the x axis logarithmic to base 2 from `low` to `high`, with ticks for these batch sizes."""
+    """Make the x axis logarithmic to base 2 from `low` to `high`; `ticks` chooses its ticks from the batch sizes."""
     axes.set_xscale("log", base=2)
     axes.set_xlim(low, high)
     places = ticks(sizes, low, high)
@@ -114,9 +114,9 @@ def value_axis(axes: Axes, objective: str, top: float | None, *, log: bool) -> N
     Scale the y axis and format its ticks.
 
     Args:
-        objective: The objective, whose values are shown.
-        top: Upper end of an axis that begins at 0; None leaves it to Matplotlib.
-        log: Whether it is logarithmic, with ticks at 1, 2 and 5 times powers of ten.
+        objective: "throughput", "latency" or "energy", which determines the unit of the ticks.
+        top: Upper end of an axis that begins at 0; None: chosen by Matplotlib.
+        log: Whether the axis is logarithmic, with ticks at 1, 2 and 5 times powers of ten; `top` is then not used.
     """
     from matplotlib.ticker import LogLocator, NullLocator
 
@@ -135,7 +135,7 @@ def legend(
     loc: Literal["outside lower center", "outside lower left"] = "outside lower center",
     ncols: int = 4,
 ) -> None:
-    """Draw the legend below the axes."""
+    """Draw the legend of a figure below its axes, in `ncols` columns."""
     figure.legend(loc=loc, ncols=ncols, fontsize=8.5, frameon=False)
 
 

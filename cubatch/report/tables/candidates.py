@@ -12,7 +12,7 @@ from cubatch.units import format_bytes, format_percent, format_seconds
 
 
 def candidates(proposed: Iterable[Candidate], *, title: str) -> Grid:
-    """Return the table of the batch sizes worth measuring, with every reason."""
+    """Return the table of the batch sizes worth measuring, with predicted time, memory plan and all reasons of each."""
     listed = list(proposed)
     columns = {
         "batch": lambda c: c.batch_size,
@@ -30,7 +30,7 @@ def candidates(proposed: Iterable[Candidate], *, title: str) -> Grid:
 
 
 def explained(rows: Sequence[Mapping[str, Any]]) -> Grid:
-    """Return the table of each layer at each candidate, from the rows of `candidate_layers.explain`."""
+    """Return the table of blocks, waves and time of each layer at each batch size, from `candidate_layers.explain`."""
     columns = {
         "batch": lambda row: row["batch_size"],
         "layer": lambda row: row["layer"],

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def plain(record: Any) -> Any:
     """
-    Return a record as mappings and lists for JSON, with None in place of NaN and infinity.
+    Return a record, mapping or sequence as dicts and lists for JSON, with None in place of NaN and infinity.
 
     Example:
         >>> plain({1: (2.0, math.inf)})
@@ -32,7 +32,7 @@ def plain(record: Any) -> Any:
 
 
 def written(write: Callable[[float], str], value: float | None) -> str | None:
-    """Return the number as text, formatted by `write`; None stays None."""
+    """Return write(value), the number as text; None if `value` is None."""
     return None if value is None else write(value)
 
 
@@ -47,13 +47,13 @@ def half_width(tuned: TuningResult | None) -> str | None:
 
 
 def ended_by(tuned: TuningResult) -> str | None:
-    """Return what ended the search, in words; None if nothing did."""
+    """Return the reason for which the search ended, `decided_by`, in words; None if it is None."""
     return None if tuned.decided_by is None else tuned.decided_by.replace("_", " ")
 
 
 def span(write: Callable[[Any], str], values: Iterable[float] | None) -> str | None:
     """
-    Return the range of some values, or the value if all are equal; None without values.
+    Return the range of values as text, each written by `write`, or one value if all are equal; None without values.
 
     Example:
         >>> span(str, (8, 4, 6)), span(str, (4, 4)), span(str, ())

@@ -11,7 +11,7 @@ from cubatch.units import format_bytes, format_metric
 
 
 def devices(listed: Sequence[Device], *, title: str) -> Grid:
-    """Return the table of devices, one row each."""
+    """Return the table of devices, a row per device: its --device value, SMs, memory, bandwidth and float32 FLOP/s."""
     columns = {
         "--device": _option,
         "capability": lambda d: None if d.compute_capability is None else ".".join(map(str, d.compute_capability)),

@@ -34,6 +34,6 @@ def compared(fleet: FleetResult) -> Grid:
 
 
 def shared(shares: Mapping[str, int]) -> Grid:
-    """Return the table of the number of samples that each worker gets."""
+    """Return the table of `shares`: the number of samples of a batch by the name of the worker."""
     columns = {"worker": lambda item: item[0], "samples": lambda item: str(item[1])}
     return Grid.of(shares.items(), columns, title="Shares of a batch")

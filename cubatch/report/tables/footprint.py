@@ -76,7 +76,8 @@ def by_device(rows: Sequence[DeviceMemory], *, title: str) -> Grid:
     Return the table of the memory that a step takes on each device, and of the largest batch size that fits there.
 
     Args:
-        rows: The memory on each device.
+        rows: The memory on each device, at least one; all have the same modes and batch size.
+        title: Title of the table.
     """
     size = next(iter(rows[0].modes.values())).footprint.batch_size
     columns = {
@@ -103,7 +104,7 @@ def _segments(taken: ModuleFootprint) -> str:
 
 
 def _cheapest(rows: Sequence[DeviceMemory], size: int) -> str:
-    """Return a sentence on which devices a batch of `size` samples fits, and which of them is the cheapest."""
+    """Return a sentence with the devices on which a batch of `size` samples fits, and the cheapest of them per hour."""
     fitting = [row for row in rows if row.fits]
     if not fitting:
         return f"Batch {format_count(size)} fits on none of these devices."

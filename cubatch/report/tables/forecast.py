@@ -57,7 +57,7 @@ _LAYERS_COLUMNS = {
 
 
 def prediction(result: Forecast) -> Grid:
-    """Return the table of a prediction."""
+    """Return the table of a prediction for one GPU, a row per batch size."""
     grid = tuning_grid(result)
     over = any((m.roofline_fraction or 0) > 1 for m in result.sizes.values())
     spares = any(_FEWER_OPERATIONS.match(each.algorithm) for each in result.passes)
@@ -73,7 +73,7 @@ def compared(
 
     Args:
         results: At least one prediction, the best first; they differ in the GPU only.
-        failed: Why a GPU has no prediction, by its name.
+        failed: By the name of a GPU without a prediction, the reason.
         costs: Cost of a million samples by the name of the GPU, if known.
     """
     objective = results[0].objective
@@ -181,7 +181,7 @@ def _cheapest(costs: Mapping[str, float], names: Sequence[str]) -> str:
 
 
 def _distinct_notes(results: Sequence[Forecast]) -> list[str]:
-    """Return the notes of several predictions, each once, with its GPUs unless it applies to all."""
+    """Return the notes of several predictions, each once; a note that does not apply to all begins with its GPUs."""
     gpus_of: dict[str, dict[str, None]] = {}
     for result in results:
         for note in result.notes:
@@ -218,7 +218,7 @@ def _taken(passes: Sequence[PassShare]) -> tuple[str, str]:
 
 
 def _spread(blocks: int | None, num_sms: int) -> tuple[int | None, int | None, str | None]:
-    """Return `blocks`, those on the busiest SM, and the used share of SM time as a percentage; None each if unknown."""
+    """Return `blocks`, blocks of the busiest SM, and used SM time as a percentage; None three times without blocks."""
     if not blocks:
         return None, None, None
     busiest = -(-blocks // num_sms)

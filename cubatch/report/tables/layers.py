@@ -9,7 +9,7 @@ from cubatch.report.grid import Grid
 
 
 def layers(kinds: Sequence[Mapping[str, Any]]) -> Grid:
-    """Return the table of the types of layers, with their keys and defaults."""
+    """Return the table of layer types, their keys and defaults, from the "layers" of `cubatch layers --json`."""
     columns = {
         "type": lambda kind: kind["type"],
         "can be measured": lambda kind: "yes" if kind["runs"] else "predicted only",

@@ -11,7 +11,7 @@ from cubatch.units import format_count, format_percent, visible
 
 
 def by_extent(result: ExtentsResult) -> Grid:
-    """Return the table of a result for several extents, one row per extent."""
+    """Return the table of a result for several extents of an axis, such as lengths: a row per extent."""
     axis, budget = visible(result.axis), result.token_budget
     columns = {
         axis: lambda item: format_count(item[0]),
@@ -46,7 +46,7 @@ def _subject(result: ExtentsResult) -> str:
 
 
 def ways(plan: LengthPlan) -> Grid:
-    """Return the table of ways to form batches, the fastest first."""
+    """Return the table of ways to form batches from samples of unequal length, the fastest first."""
     columns = {
         "batches": lambda way: way.name,
         "batch size": _sizes,

@@ -33,7 +33,7 @@ class Answer:
 
 
 def answers(launches: Sequence[Answer], device: Device, sm: Architecture, *, title: str) -> Grid:
-    """Return the table of the launches; a single one has the limit of each resource beneath."""
+    """Return the table of the launches, a row each; for a single launch, a note lists the limit of each resource."""
 
     def of_spread(name: str, write: Callable[[float], str] = str) -> Callable[[Answer], str | None]:
         return lambda launch: written(write, getattr(launch.spread, name, None))
@@ -100,7 +100,7 @@ def sweep(swept: Sweep) -> Grid:
 
 def advice(swept: Sweep) -> str:
     """
-    Return a sentence on the nearest value with a higher occupancy, or that there is none.
+    Return a sentence on the nearest value of the swept resource with a higher occupancy, or that no value has one.
 
     Such as "Nearest better: 80 registers (16 fewer) make 3 blocks and 37.5 % instead of 25.0 %."
     """
@@ -152,7 +152,7 @@ def batch_sweep(swept: BatchSweep, *, subject: str) -> Grid:
 
 
 def batch_advice(swept: BatchSweep) -> str | None:
-    """Return a sentence on the nearest batch size that keeps more SMs busy; None without a present batch size."""
+    """Return a sentence on the nearest batch size that keeps more SMs busy; None if the sweep has no present size."""
     now, better = swept.grid, swept.better
     if now is None:
         return None
@@ -200,10 +200,10 @@ def _remarks(*remarks: str) -> str | None:
 
 
 def subject(needs: Needs) -> str:
-    """Return the resources of a block as text."""
+    """Return threads, registers per thread and shared memory of a block as text."""
     return f"{needs.threads} threads, {needs.registers} registers, {format_bytes(needs.shared_bytes)} of shared memory"
 
 
 def limiters(names: Sequence[str]) -> str:
-    """Return the resources that limit the blocks per SM, as text."""
+    """Return names of limiting resources, as in `Occupancy.limiters`, as text: "registers, shared memory"."""
     return ", ".join(name.replace("_", " ") for name in names)

@@ -31,14 +31,14 @@ def mapping(profiles: Sequence[StepProfile], model: str) -> dict[str, Any]:
 
 
 def title(payload: Mapping[str, Any], profile: Mapping[str, Any]) -> str:
-    """Return a line with network, settings and device of `mapping`, and the seconds and samples/s of a profile."""
+    """Return a line with network, settings and device of `payload`, from `mapping`, and time and rate of a profile."""
     what = f"{payload['model']}, {payload['mode']}, {payload['dtype']}, batch {profile['batch_size']}"
     seconds, rate = format_seconds(profile["step_seconds"]), format_count(profile["samples_per_second"])
     return f"{what}, on {payload['device']}: {seconds} a step, {rate} samples/s"
 
 
 def layers(profile: Mapping[str, Any], *, title: str) -> Grid:
-    """Return the table of a profile, in the order of the step; the longest pass is marked."""
+    """Return the table of a profile (in JSON form): a row per pass in the order of the step; the longest is marked."""
     shown = [row for row in profile["layers"] if row["share"] >= _LEAST_SHARE]
     columns = {
         "layer": named,
@@ -77,7 +77,7 @@ def shares(profile: Mapping[str, Any]) -> str:
 
 
 def sizes(profiles: Sequence[Mapping[str, Any]]) -> Grid:
-    """Return the table of the seconds per sample at each batch size, in total and by cause."""
+    """Return the table of seconds per sample at each batch size, in total and by cause, of profiles in JSON form."""
     causes = list(profiles[0]["causes"])
     rows = [
         [
@@ -94,12 +94,12 @@ def sizes(profiles: Sequence[Mapping[str, Any]]) -> Grid:
 
 
 def named(row: Mapping[str, Any]) -> str:
-    """Return the name of a row: its layer, and the layers fused into its pass, joined by "+"."""
+    """Return the name of a profile's row: its layer, and the layers fused into its pass, joined by "+"."""
     return " + ".join([row["layer"] or {"update": "optimizer"}.get(row["pass"], row["pass"]), *row["then"]])
 
 
 def verdict(profiles: Sequence[Mapping[str, Any]]) -> str:
-    """Return a sentence on the main cause of the slowest batch size being slower than the fastest."""
+    """Return a sentence on the main cause of the slowest size taking more time per sample than the fastest."""
     each = [{cause: seconds / p["batch_size"] for cause, seconds in p["causes"].items()} for p in profiles]
     taken = [p["step_seconds"] / p["batch_size"] for p in profiles]
     slow, fast = taken.index(max(taken)), taken.index(min(taken))

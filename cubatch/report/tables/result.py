@@ -16,7 +16,7 @@ _MARKS = {"→": "recommended", "▲": "fastest", "≈": "tied with the fastest"
 
 
 def tuning_grid(result: BatchSizeResult) -> Grid:
-    """Return the full table of a result, with the recommended row marked."""
+    """Return the table of a tuning result or prediction, a row per batch size, with the recommended row marked."""
     energy, marks, shares = result.objective == "energy", _marks(result), result.shares
     half = "90 % interval" if result.predicted else "±"
     measurements = [m for m in result.sizes.values() if has_row(m, result)]
@@ -57,7 +57,7 @@ def interval(measurement: Measurement) -> str | None:
 
 
 def status(measurement: Measurement, result: BatchSizeResult) -> str:
-    """Return the status of a batch size in words; empty for a measured size with nothing to add."""
+    """Return the status of a batch size in words, such as "over memory"; empty for a measured size that is usable."""
     if result.predicted:
         is_over = measurement.status == "over_limit"
         unfit = "does not fit" if measurement.latency_seconds is None else "predicted too slow"
@@ -80,7 +80,7 @@ def has_row(measurement: Measurement, result: BatchSizeResult) -> bool:
 
 
 def list_sizes(measurements: Sequence[Measurement]) -> str:
-    """Return the batch sizes as text: the first twelve, and the number of the rest."""
+    """Return the batch sizes as text; of more than 13, the first twelve and the number of the rest."""
     sizes = [str(m.batch_size) for m in measurements]
     rest = len(sizes) - _MAX_LISTED
     return ", ".join(sizes) if rest <= 1 else f"{', '.join(sizes[:_MAX_LISTED])} and {rest} more"

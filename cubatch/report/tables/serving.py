@@ -12,7 +12,7 @@ from cubatch.units import format_count, format_percent, format_seconds
 
 
 def plan(plan: ServingPlan) -> Grid:
-    """Return the table of a serving plan, one line per maximum batch size."""
+    """Return the table of a serving plan, a row of queue delay, latencies and load per maximum batch size."""
 
     def of_load(name: str, write: Callable[[float], str] = format_seconds) -> Callable[[Any], str | None]:
         return lambda option: written(write, getattr(option.load, name, None))

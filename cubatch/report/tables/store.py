@@ -29,7 +29,11 @@ def runs(cached: Sequence[Mapping[str, Any]], path: str) -> Grid:
 
 
 def run(facts: Mapping[str, Any], measured: Mapping[str, Any]) -> list[Grid]:
-    """Return the tables of one run: its options, its conditions, and the timings of each batch size."""
+    """
+    Return the tables of one cached run: its options, its conditions, and the timings of each batch size.
+
+    `facts` and `measured` are the run and its timings in the JSON form of `cubatch store show`.
+    """
     outcomes = {outcome["batch_size"]: outcome for outcome in measured["outcomes"]}
     timings: dict[int, list[float]] = {size: [] for size in outcomes}
     for timing in measured["timings"]:

@@ -11,7 +11,7 @@ from cubatch.units import format_bytes, format_count, format_percent, format_sec
 
 
 def studies(listed: Sequence[Mapping[str, Any]]) -> Grid:
-    """Return the table of all studies."""
+    """Return the table of studies, from the result of `studies.run.describe`."""
     columns = {
         "NAME": lambda study: study["name"],
         "question": lambda study: study["title"],
@@ -24,7 +24,7 @@ def studies(listed: Sequence[Mapping[str, Any]]) -> Grid:
 
 
 def grids(payload: Mapping[str, Any]) -> list[Grid]:
-    """Return the tables of a study; the first has no rows, but the answer and further sentences."""
+    """Return the tables of a study in JSON form; the first has no rows, but the answer and further sentences."""
     head = Grid(
         title=f"{payload['title']} {payload['model']} on {payload['device'].get('name')}",
         notes=[payload["answer"], *([payload["points"]] if payload["points"] else [])],
@@ -34,7 +34,7 @@ def grids(payload: Mapping[str, Any]) -> list[Grid]:
 
 def signed(share: float) -> str:
     """
-    Format a relative difference with its sign.
+    Format a relative difference, such as a ratio - 1, as a percentage with its sign.
 
     Example:
         >>> signed(0.0123), signed(-0.5), signed(0.0)

@@ -9,7 +9,7 @@ from cubatch.units import format_count, format_seconds
 
 
 def by_threads(result: ThreadsResult) -> Grid:
-    """Return the table of a result for several numbers of threads, one row for each."""
+    """Return the table of a result for several numbers of threads per instance, a row per number."""
     rates, singles = result.samples_per_second, result.single_samples_per_second
     columns = {
         "threads": lambda item: format_count(item[0]),

@@ -11,7 +11,7 @@ from cubatch.units import format_count, format_seconds
 
 
 def epochs(done: Sequence[Epoch], *, title: str, diverged: bool = False, stopped_early: bool = False) -> Grid:
-    """Return the table of the epochs of a training run, with notes if it diverged or stopped early."""
+    """Return the table of loss, accuracy and time of each epoch, with notes if training diverged or stopped early."""
     columns = {
         "epoch": lambda epoch: epoch.number,
         "loss": lambda epoch: f"{epoch.loss:.4f}" if math.isfinite(epoch.loss) else None,

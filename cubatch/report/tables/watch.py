@@ -15,7 +15,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 def watched(gpus: Sequence[Mapping[str, Any]], *, title: str) -> Grid:
     """
-    Return the table of the GPUs.
+    Return the table of memory, load, clock, power and temperature of GPUs, now and at most, a row per GPU.
 
     Args:
         gpus: Records of `hardware.gpu_history.GpuRecord`, in JSON form.
@@ -26,7 +26,7 @@ def watched(gpus: Sequence[Mapping[str, Any]], *, title: str) -> Grid:
 
 def sparkline(shares: Iterable[float]) -> str:
     """
-    Return numbers from 0 to 1 as a row of bars.
+    Return numbers as a text of bars, one per number; numbers outside of [0, 1] count as 0 or 1.
 
     Example:
         >>> sparkline([0.0, 0.5, 1.0])
@@ -36,7 +36,7 @@ def sparkline(shares: Iterable[float]) -> str:
 
 
 def _lines(gpu: Mapping[str, Any]) -> list[str]:
-    """Return a line on why a GPU could not be read, or on the processes that hold its memory; none without both."""
+    """Return one line with the problem of a GPU, else with the processes that hold its memory; empty without either."""
     name = f"GPU {gpu['gpu']['index']}{' (a slice)' if str(gpu['gpu']['uuid']).startswith('MIG-') else ''}"
     if gpu["problem"]:
         return [f"{name}: {gpu['problem']}"]
