@@ -70,7 +70,7 @@ def conv2d(
     if shape.is_depthwise:
         if ending:
             raise InvalidArgument(
-                "groups", groups, f"fewer than the channels: a depthwise convolution takes no {min(ending)}"
+                "groups", groups, "fewer than the channels: a depthwise convolution takes no scale, shift or residual"
             )
         return depthwise.forward(shape, x, w, b, relu=relu, out=y, workspace=workspace)
     shape, rows, cols = seen_taps(shape)
@@ -129,7 +129,7 @@ def conv2d_dgrad(
     if shape.is_depthwise:
         if ending:
             raise InvalidArgument(
-                "groups", groups, f"fewer than the channels: a depthwise gradient takes no {min(ending)}"
+                "groups", groups, "fewer than the channels: a depthwise gradient takes no residual or positive"
             )
         return depthwise.dgrad(shape, dy, w, out=dx, workspace=workspace)
     shape, rows, cols = seen_taps(shape)

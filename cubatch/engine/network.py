@@ -335,7 +335,7 @@ class Model(Learned):
             labels: (batch_size, ...) class numbers, for training a network; None leaves those on the device.
 
         Raises:
-            InvalidArgument: If shapes do not fit the prepared batch, labels are no class numbers, or none is prepared.
+            InvalidArgument: If shapes do not fit the prepared batch, labels are no class numbers, or there is no batch.
         """
         plan, _ = self._prepared()
         batch.check(plan, x, labels)

@@ -66,7 +66,7 @@ def add(branches: Sequence[Any], *, relu: bool = False, out: Any = None) -> Any:
     """
     Return the sum of two or more arrays of one shape, clamped at zero if `relu`; `out` may be the first of them.
 
-    The gradient of each array is that of the sum.
+    Without `relu` the gradient of each array is that of the sum.
     """
     first, second, *others = branches
     xp = of(first)

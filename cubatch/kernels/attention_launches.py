@@ -24,9 +24,9 @@ _BY_SUMS = {
     Pass.DGRAD: [("attend_queries", 3, 6, 2), ("attend_keys", 4, 6, 2)],
 }
 """
-Launches of a pass that computes attention weights again: the kernel, products of a block, and what it moves.
+Launches of a pass that computes attention weights again: (kernel, products of a block, arrays moved, numbers moved).
 
-That is arrays of all heads' channels, such as queries, and float32 numbers per query.
+The arrays have all heads' channels, as queries have; the numbers are float32, counted per query.
 """
 
 _STEP = 64
@@ -69,8 +69,9 @@ def launches(
 
     Args:
         pass_: The pass; WGRAD has no such launches.
-        saves: Whether the forward pass saves the weights, as in training.
-        by_sums: Whether it saves logarithms of sums instead, on a GPU that has kernels for that.
+        dtype: Storage of the elements, or "tf32".
+        saves: Whether the forward pass saves the attention weights, as in training.
+        by_sums: Whether the forward pass saves logarithms of sums instead, on a GPU that has kernels for that.
 
     Example:
         >>> v100 = Device(name="V100", compute_capability=(7, 0), num_sms=80)
@@ -100,7 +101,7 @@ def launches(
         return Launch(name, blocks, 0.0, 0, matrices * matrix)
 
     def at_once(operation: str, products: int, arrays: int, numbers: int = 0) -> Launch:
-        """Return a launch of products of 64 queries a block with all keys, or reversed; arguments as in `_BY_SUMS`."""
+        """Return a launch whose blocks multiply 64 queries by all keys, or 64 keys by all queries; see `_BY_SUMS`."""
         blocks, kernel = count * -(-tokens // QUERIES), find(operation, stored, device)
         # Values are padded to the widest head; on tensor cores queries and keys are too.
         if on_tensor_cores(kernel):

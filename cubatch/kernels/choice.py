@@ -95,11 +95,11 @@ class Winners:
         self._known = {row["problem"]: row["winner"] for row in rows}
 
     def get(self, problem: str) -> str | None:
-        """Return the name of a problem's fastest variant; None if it was not timed."""
+        """Return the name of the fastest variant of the problem with this key; None if it was not timed."""
         return self._known.get(problem)
 
     def put(self, problem: str, winner: str, seconds: Mapping[str, float]) -> None:
-        """Store the name of a problem's fastest variant, and the seconds of each variant that was timed."""
+        """Store the name of the fastest variant of the problem with this key, and the seconds of each timed variant."""
         self._known[problem] = winner
         row = (*self._key, problem, winner, json.dumps(seconds), datetime.now(UTC).isoformat())
         self._execute("INSERT OR REPLACE INTO winners VALUES (?, ?, ?, ?, ?, ?, ?)", row)
@@ -129,7 +129,7 @@ class Winners:
 
 @attrs.define(eq=False)
 class TimedChoice:
-    """Chooses the variant of a problem by timing the most promising ones: a chooser for the engine's Context."""
+    """Chooses the variant of a problem by timing those of least predicted cost; usable as `Context.chooser`."""
 
     make_clock: Callable[[], LaunchClock]  # returns a clock that times launches
     winners: Winners  # fastest variants of earlier timings
@@ -145,7 +145,9 @@ class TimedChoice:
 
     def __call__(self, problem: Problem, device: Device, prepare: Prepare | None = None) -> SplitKernel:
         """
-        Return the variant that runs a problem fastest, and the number of slices that it splits gemm_k into.
+        Return the variant that ran a problem fastest, and the number of slices that it splits gemm_k into.
+
+        Without a timing it is that of the nearest batch size, else the first of the ranking by predicted cost.
 
         Args:
             prepare: Binds a variant to the arrays and returns its launch; None: choose without timing.

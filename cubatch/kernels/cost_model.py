@@ -70,7 +70,7 @@ def tile_of(kernel: Kernel) -> Tile:
 
 
 def launch_clocks(problem: Problem, kernel: Kernel, device: Device, count: int) -> float:
-    """Return the clock cycles of the SM with the most blocks, in a launch that divides gemm_k into `count` slices."""
+    """Return the predicted clock cycles of the SM with the most blocks, if gemm_k is divided into `count` slices."""
     tile = tile_of(kernel)
     busiest = max(1, -(-blocks(problem, kernel) * count // (device.num_sms or 1)))
     resident = min(busiest, tile.min_blocks) * tile.threads / architectures.every().warp_threads
@@ -81,20 +81,22 @@ def launch_clocks(problem: Problem, kernel: Kernel, device: Device, count: int) 
 
 def lanes_clocks(num_blocks: int, products: int, efficiency: float, device: Device) -> float:
     """
-    Return the clock cycles of the SM with the most blocks, for products on CUDA cores.
+    Return the predicted clock cycles of the SM with the most blocks, for products on CUDA cores.
 
     Args:
+        num_blocks: Blocks of the launch.
         products: Multiply-adds of a block.
-        efficiency: Share of multiply-adds in the issued instructions.
+        efficiency: Share of multiply-adds in the issued instructions, from 0 to 1.
     """
     return _busiest_clocks(num_blocks, products / _like(device).float32_lanes / efficiency, device)
 
 
 def tensor_clocks(num_blocks: int, products: int, device: Device) -> float:
     """
-    Return the clock cycles of the SM with the most blocks, for attention on tensor cores.
+    Return the predicted clock cycles of the SM with the most blocks, for attention on tensor cores.
 
     Args:
+        num_blocks: Blocks of the launch.
         products: Multiply-adds of a block.
     """
     return _busiest_clocks(num_blocks, products / _like(device).mma_fma["float16"] / ATTENTION_MMA_EFFICIENCY, device)
@@ -105,7 +107,7 @@ def _busiest_clocks(num_blocks: int, clocks: float, device: Device) -> float:
 
 
 def step_clocks(problem: Problem, kernel: Kernel, device: Device) -> float:
-    """Return the clock cycles of one step of the main loop of a block that is alone on its SM."""
+    """Return the predicted clock cycles of one step of the main loop of a block that is alone on its SM."""
     tile = tile_of(kernel)
     if tile.cluster is not None:
         return _hopper_step_clocks(kernel, tile, tile.cluster, device)
@@ -130,7 +132,7 @@ def _hopper_step_clocks(kernel: Kernel, tile: Tile, cluster: int, device: Device
 
 def _tensor_step_clocks(kernel: Kernel, tile: Tile, read_by_warp: int, device: Device, peak_rate: float) -> float:
     """
-    Return the clock cycles of one step of the main loop: those of the slowest of tensor cores, shared memory and L2.
+    Return the predicted clock cycles of a main loop step: the most of those of tensor cores, shared memory and L2.
 
     Args:
         kernel: A kernel of kernels/mma.

@@ -13,7 +13,7 @@ def runnable(experimental: frozenset[str], dtype: str, device: Device) -> frozen
     Return the names of `experimental` of `Model` without those that have no kernels for a dtype on a device.
 
     Attention that stores logarithms of sums needs elements of 16 bits and a GPU of sm_80 or newer. Products that
-    apply the slope of GELU need 16 bits and sm_90.
+    apply the slope of GELU need 16 bits and sm_90. A device of unknown compute capability counts as sm_90.
 
     Example:
         >>> ampere, volta = (Device(name="card", compute_capability=(major, 0)) for major in (8, 7))

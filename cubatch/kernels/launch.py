@@ -77,8 +77,8 @@ class CudaLauncher:
         overlaps: Whether launches overlap: it was requested, and GPU and driver support it.
 
     Raises:
-        MissingDependency: If CuPy is not installed, or of another release.
-        InvalidArgument: If CUDA code is not compiled for the device.
+        MissingDependency: If CuPy is not installed; UnsupportedVersion if its version is not supported.
+        InvalidArgument: If the device's compute capability is unknown, or not in cubatch's table of architectures.
     """
 
     def __init__(self, device: Device, *, overlaps: bool = True) -> None:
@@ -117,7 +117,8 @@ class CudaLauncher:
             InvalidArgument: If the kernel needs more shared memory than a block of this GPU can have, or an array is
                 not on the GPU.
             CompileError: If the kernel does not compile.
-            DeviceFailed: From the returned function, if the driver rejects the launch.
+            DeviceFailed, OutOfMemory: From the returned function, if the driver rejects the launch. DeviceFailed also
+                if the driver cannot encode a tensor map.
         """
         function = self._function(kernel)
         values = [self._value(argument) for argument in arguments]
@@ -208,6 +209,7 @@ def set_shared_memory(function: Any, kernel: Kernel, resources: Resources, compu
 
     Args:
         function: CuPy's function of the kernel.
+        resources: Registers and static shared memory of the compiled kernel.
         compute_capability: (major, minor) of the GPU.
 
     Returns:

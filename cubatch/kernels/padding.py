@@ -50,7 +50,7 @@ def stored_input_shape(network: Network, patches: tuple[Axis, Axis] | None = Non
     """
     Return the stored shape (h, w, c) of a sample of the batch; c is padded if only convolutions read it.
 
-    `patches` are those of `input_patches`; None for patches of one pixel.
+    `patches` are the result of `input_patches`; None for patches of one pixel.
     """
     down, right = patches or input_patches(network)
     channels = network.input_shape[2]
@@ -102,7 +102,7 @@ def over_patches(layer: Layer) -> Layer:
 
 
 def _readers(network: Network) -> list[ConvShape | None]:
-    """Return the convolutions that read the batch; None for another layer."""
+    """Return the convolutions that read the batch, with None for each reader that is another layer."""
     return [node.layer.convolution for node in network.nodes if INPUT in node.inputs]
 
 
@@ -134,8 +134,8 @@ def stored_saved_elements(layer: Layer, *, by_sums: bool = False) -> dict[str, t
     """
     Return {name: (elements per sample, bytes per element)} as `Layer.saved_elements`, with padded attention weights.
 
-    Attention saves "qkv", "mixed" and "weights". With `by_sums`, if its heads are narrow enough, it saves a float32 per
-    query and head, "log_sums", instead of the weights.
+    0 bytes per element stand for the size of the dtype. Attention saves "qkv", "mixed" and "weights". With `by_sums`
+    and heads of at most 64 channels it saves a float32 per query and head, "log_sums", instead of the weights.
 
     Example:
         >>> from cubatch.network.layers import Attention
@@ -153,10 +153,10 @@ def stored_saved_elements(layer: Layer, *, by_sums: bool = False) -> dict[str, t
 
 
 def widened(shape: ConvShape) -> ConvShape:
-    """Return a convolution with the number of input channels as stored, padding included; as it is if it has groups."""
+    """Return a convolution with the number of input channels as stored, with padding; unchanged if it has groups."""
     return shape._replace(c=stored_channels(shape.c)) if shape.groups == 1 else shape
 
 
 def filter_bytes(shape: ConvShape, dtype: str) -> int:
-    """Return the bytes of a copy of a filter or of its gradient, rounded up to whole vectors."""
+    """Return the bytes of a copy of a filter or of its gradient, rounded up to a multiple of 16."""
     return -(-shape.filter_elements * BYTES_PER_ELEMENT[dtype] // VECTOR_BYTES) * VECTOR_BYTES

@@ -24,7 +24,7 @@ LEAST_SLICE = 32
 """Fewest main-loop steps of a slice of gemm_k on CUDA cores: a shorter one costs more than it gains."""
 
 LEAST_DEPTH = 512
-"""The same on tensor cores as an extent of gemm_k, since their steps differ in length."""
+"""Fewest elements of gemm_k in a slice on tensor cores, whose steps differ in length."""
 
 MOST_PARTIAL_BYTES = 1 << 26
 """Most scratch memory of a split product's partial sums: the L2 cache of a large GPU."""
@@ -131,7 +131,7 @@ def of_phases(problem: Problem, kernel: Kernel) -> Kernel | None:
     """
     Return the variant with the same tile that finishes the phases of a strided gradient in registers, to be timed.
 
-    The result is None if there is none or the problem has no phases.
+    The result is None if the problem has no phases, or for elements of over 16 bits or other families than hopper.
 
     Example:
         >>> strided = Problem("conv2d_dgrad", "float16", 50176, 256, 576, phases=4, vector=8)
@@ -227,7 +227,7 @@ def least_steps(kernel: Kernel) -> int:
 
 
 def most_partial_bytes(problem: Problem, kernel: Kernel) -> int:
-    """Return the most bytes of a variant's partial sums on any device, 0 without; never less for a larger batch."""
+    """Return the most bytes of a variant's partial sums on any device, 0 if none; never less for a larger batch."""
     if kernel.winograd is not None:
         return 0
     most = min(-(-problem.k // tile_of(kernel).k) // least_steps(kernel), _MOST_SLICES)

@@ -75,6 +75,8 @@ def by_arch(table: Mapping[str, str], parse: Callable[[str], _Parsed]) -> dict[s
     """
     Parse a table of resources.toml into values by variant and architecture (compute capability times ten).
 
+    `parse` converts the text of a value, such as "20".
+
     Example:
         >>> by_arch({"sums_f32": "52=20 80=24"}, int)
         {'sums_f32': {52: 20, 80: 24}}

@@ -41,7 +41,7 @@ class Row:
 
     @property
     def shared_bytes(self) -> int | None:
-        """Static and dynamic shared memory of a block; None without figures."""
+        """Bytes of static and dynamic shared memory of a block; None without figures."""
         return None if self.figures is None else self.figures.shared_bytes + self.kernel.dynamic_shared_bytes
 
 
@@ -65,6 +65,10 @@ def survey(
 
     Returns:
         list: A row per variant and architecture, in the given order.
+
+    Raises:
+        InvalidArgument: If an architecture is unknown, or no installed NVRTC compiles for it.
+        MissingDependency: If NVRTC is not installed.
     """
     for arch in archs:
         architectures.of(_capability(arch))

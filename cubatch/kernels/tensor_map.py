@@ -81,7 +81,8 @@ class TensorMap:
     An array, and the tiles of it that are copied into rows of 128 swizzled bytes.
 
     Raises:
-        InvalidArgument: If a tensor map cannot represent it.
+        InvalidArgument: If extents, strides, box or window exceed the limits of tensor maps.
+        ValueError: If the dtype is unknown.
     """
 
     array: Any  # its address must be a multiple of 16
@@ -135,11 +136,15 @@ def check_address(address: int) -> int:
 
 def encode(tensor: TensorMap, address: int, driver: Any) -> bytes:
     """
-    Return a tensor map as encoded by the CUDA driver, without a call to the GPU; raise DeviceFailed if it refuses.
+    Return a tensor map as encoded by the CUDA driver, without a call to the GPU.
 
     Args:
-        address: Address of its array on the GPU.
+        address: Address of the array on the GPU.
         driver: The driver's library, from `driver.load`.
+
+    Raises:
+        InvalidArgument: If the address is not a multiple of 16.
+        DeviceFailed: If the driver refuses the tensor map, or is older than CUDA 12.
     """
     storage = np.zeros(_MAP_BYTES + _MAP_ALIGNMENT, np.uint8)
     start = -storage.ctypes.data % _MAP_ALIGNMENT

@@ -43,7 +43,7 @@ def kernels_path() -> Path:
 
 def arch_number(arch: str) -> int:
     """
-    Return the compute capability times ten of an architecture in the compiler's spelling; reject other text.
+    Return the compute capability times ten of an architecture "sm_70"; raise InvalidArgument for other text.
 
     Example:
         >>> arch_number("sm_70"), arch_number("sm_90a")
@@ -165,10 +165,12 @@ def find(operation: str, dtype: str, *, arch: int | None = None, **axes: object)
     Args:
         operation: "batch_norm_apply", ...
         arch: Compute capability times ten, to choose between architectures; None: any.
-        axes: Values of its further macros, or `vector`, `family`, `tile` by `Kernel.tile_name`.
+        axes: Required properties of the variant: values of its macros by name, `vector`, `family`, or `tile` as in
+            `Kernel.tile_name`.
 
     Raises:
         InvalidArgument: If no variant has these properties, or several have.
+        UnknownName: If the operation is unknown.
     """
     wanted = {name: str(value) for name, value in axes.items()}
     candidates = _of(operation) if arch is None else variants(operation, dtype, arch)

@@ -164,7 +164,7 @@ def workspace_bytes(problem: Problem, kernel: Kernel) -> int:
 
 def product(problem: Problem, kernel: Kernel, tiles: int | None = None) -> Problem:
     """
-    Return the products of a variant of Winograd's algorithm as one problem with groups; else the problem itself.
+    Return the products of a variant of Winograd's algorithm as one problem with groups; for others the problem itself.
 
     Args:
         tiles: Tiles of one part; None for the whole batch.
@@ -184,7 +184,7 @@ def clocks(problem: Problem, kernel: Kernel, device: Device, product_clocks: Cal
 
     Args:
         device: The GPU; its bandwidth is used if known.
-        product_clocks: Returns the clocks of a launch of products side by side.
+        product_clocks: Returns the predicted clock cycles of the launch of such a problem with groups.
     """
     how = cut(problem, kernel)
     if how is None:

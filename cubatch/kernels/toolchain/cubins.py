@@ -80,8 +80,9 @@ def save(
     Args:
         folder: The folder, created if missing.
         key: Key for `load`.
+        cubin: The machine code.
         nvrtc, resources, log: As in Cubin.
-        code: Whether to write the code too.
+        code: Whether to write the machine code too, not only the resources.
     """
     facts = {
         "nvrtc": nvrtc,

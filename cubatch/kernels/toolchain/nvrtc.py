@@ -50,7 +50,8 @@ class Nvrtc:
         archs: Compute capabilities times ten that it compiles for, ascending.
 
     Raises:
-        OSError: If it cannot be loaded.
+        OSError: If the library cannot be loaded.
+        AttributeError: If the library is older than CUDA 11.2.
     """
 
     def __init__(self, path: str) -> None:
@@ -140,7 +141,7 @@ def for_arch(arch: int) -> Nvrtc:
 
 @cache
 def candidates() -> tuple[str, ...]:
-    """Return possible paths of NVRTC: its PyPI wheels, the toolkit at CUDA_PATH or CUDA_HOME, the system's loader."""
+    """Return possible paths of NVRTC: its PyPI wheels, the toolkit at CUDA_PATH or CUDA_HOME, names for the loader."""
     paths = wheel_files(_WHEELS, _FILE)
     for variable in ("CUDA_PATH", "CUDA_HOME"):
         for folder in ("lib64", "lib") if os.environ.get(variable) else ():

@@ -26,7 +26,7 @@ def stores_weights(c: int, heads: int, *, saves: bool) -> bool:
 
 def saved_bytes(extents: Extents, heads: int, dtype: str, *, by_sums: bool = False) -> tuple[int, int, int]:
     """
-    Return the bytes of queries, keys and values; of weights; and of weighted sums of values, each aligned.
+    Return the bytes of queries, keys and values; of weights; and of weighted sums of values, each a multiple of 64.
 
     Rows of weights have `padding.stored_row` elements. With `by_sums` there is a float32 per query and head instead.
 

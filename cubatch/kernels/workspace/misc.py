@@ -142,7 +142,7 @@ def batch_norm_backward_workspace(rows: int, channels: int, dtype: str, device: 
 
 def norm_sums_workspace(rows: int, channels: int, dtype: str, device: Device) -> int:
     """
-    Return the scratch bytes of a batch norm's sums in the product next to it, a multiple of 256: of either pass.
+    Return the scratch bytes of a batch norm's sums in the product next to it, enough for each pass: a multiple of 256.
 
     The tiles of a product with sums have at least 64 rows.  If its variant computes none, those of the norm's kernels
     take the memory.
@@ -158,7 +158,7 @@ def norm_sums_workspace(rows: int, channels: int, dtype: str, device: Device) ->
 
 
 def product_tiles(rows: int) -> int:
-    """Return the most tiles of rows for which a product writes sums."""
+    """Return the most tiles for which a product with `rows` rows writes sums: one for each 64 rows."""
     return -(-rows // _LEAST_TILE_ROWS)
 
 
