@@ -1,1 +1,1 @@
-"""Which batch size, and why: autotune(), predict(), the store."""
+"""Tuning and prediction of the batch size: autotune(), predict(), the store of cached timings."""

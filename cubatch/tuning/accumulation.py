@@ -15,7 +15,7 @@ from cubatch.workload import divisors
 
 @attrs.frozen
 class Cut:
-    """An effective batch, divided into equal steps."""
+    """An effective batch (the samples of an optimizer step), divided into equal steps."""
 
     batch_size: int  # samples of one step
     steps: int  # steps per optimizer step
@@ -48,8 +48,8 @@ def cut(result: TuningResult, target: int, *, fitting: Collection[int] | None = 
         fitting: Sizes that fit together with the accumulated gradients; None: all sizes up to the largest timed one.
 
     Raises:
-        InvalidArgument: If the result is of inference or compares no sizes, or no size that divides the batch ran and
-            fits.
+        InvalidArgument: If the result is of inference, or has no timed size or no fastest size. Also if no divisor of
+            `target` fits and is at most the largest timed size.
     """
     if result.mode == "inference":
         raise InvalidArgument("result", "of inference", "of training", "Tune with mode='training'.")

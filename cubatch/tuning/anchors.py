@@ -65,8 +65,9 @@ def read(anchors: Iterable[TuningResult | str | Path], work: Workload) -> list[A
 
     Raises:
         InvalidData: If a file is no tuning result of this schema.
-        InvalidArgument: If a result is of a CPU, a callable, several GPUs or an unknown GPU, or has no time. Also if it
-            has neither the GPU of the prediction nor its library and dtype.
+        InvalidArgument: If a result is of a CPU, several GPUs, a MIG slice or an unknown GPU. Also if it is of a
+            callable, a PyTorch module, ONNX Runtime or "im2col" convolutions, or has no measured time. Also if it has
+            neither the GPU of the prediction nor its library and dtype.
     """
     if isinstance(anchors, str | Path | TuningResult) or not isinstance(anchors, Iterable):
         raise InvalidArgument("anchors", anchors, "a list of tuning results or paths to their JSON")

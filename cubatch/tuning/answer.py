@@ -234,13 +234,13 @@ def _measurement(
 
 
 def _over(combine: Callable[[list[Any]], Any], timings: Sequence[Timing], name: str) -> Any:
-    """Return `combine` of the values that timings have in the field `name`; None if no timing has one."""
+    """Return `combine` of the values of the field `name` of all timings, without None; None if all are None."""
     known = [value for timing in timings if (value := getattr(timing, name)) is not None]
     return combine(known) if known else None
 
 
 def _weighted(layers: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    """Return the mean of the field `name` over layers, weighted by time; None if no layer has the field and a time."""
+    """Return the mean of field `name` over layers, weighted by their seconds; None if no layer has both."""
     for weight in ("seconds", "predicted_seconds"):
         rows = [layer for layer in layers if layer.get(name) is not None]
         if rows and all(layer.get(weight) is not None for layer in rows) and sum(layer[weight] for layer in rows) > 0:

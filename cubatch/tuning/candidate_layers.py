@@ -1,4 +1,4 @@
-"""Waves, padding and predicted time of each layer at each candidate."""
+"""Waves of blocks, padding of channels and predicted seconds of each layer at each candidate batch size."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def explain(
     Returns:
         list[dict]: A row per candidate and distinct matrix product of the network; layers of equal extents share a
             row. Keys are `batch_size`, `layer` (the first), `layers` (their number), `pass`, and `predicted_seconds` of
-            all these layers. Waves, the busiest SM and fill are those of `on_sms.on_sms`.
-            `padding` has, for each channel number c or k that is no multiple for Tensor Cores, the next one: {"c": 8}.
+            all these layers, None if unknown. Waves, the busiest SM and fill are those of `on_sms.on_sms`. `padding`
+            has, for each number of channels c or k that is no multiple for Tensor Cores, the next multiple: {"c": 8}.
 
     Raises:
-        InvalidArgument: If an argument cannot be used.
+        InvalidArgument: If an argument is out of range or not supported on the device.
     """
     gpu, resolved = probe.resolve(device, live=False), models.resolve(spec)
     chosen = arithmetic.resolve_library(library, gpu, dtype)
@@ -75,7 +75,7 @@ def _padding(layer: Layer, multiple: int | None) -> dict[str, int]:
     """
     Return the channels per group that a layer would need to fill Tensor Cores: "c" in, "k" out, rounded up.
 
-    Only those that are no multiple of `multiple` have a key; empty if it is None.
+    A number of channels that is a multiple of `multiple` has no key; empty if `multiple` is None.
     """
     if multiple is None:
         return {}

@@ -38,8 +38,8 @@ class Comparison(Shown):
 
     Attributes:
         forecasts: The forecast of each GPU, by its name in the catalogue, best first.
-        failed: The error of each GPU without a forecast, by name.
-        prices: Price of an hour, by name.
+        failed: The message of the error of each GPU without a forecast, by name.
+        prices: Price of an hour of each GPU whose price is known, by name, in the user's currency.
     """
 
     forecasts: Mapping[str, Forecast] = attrs.field(hash=False)
@@ -84,7 +84,7 @@ def compare(
         options: The other arguments of `predict`, for all GPUs: mode, dtype, memory_limit, latency_limit, ...
 
     Returns:
-        Comparison: GPUs without a prediction are in `failed`, with the reason.
+        Comparison: The forecasts, best first. GPUs without a forecast are in `failed`, with the error's message.
 
     Raises:
         InvalidArgument: If no device is given, or two different ones have one name. Also if a price is no positive

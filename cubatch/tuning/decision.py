@@ -25,7 +25,7 @@ UNSEEN = "unseen"
 
 @attrs.frozen
 class Fate:
-    """The outcome of one batch size."""
+    """The outcome of one batch size, reduced to the fields that decide the limiting factor."""
 
     batch_size: int  # the size
     status: str  # one of `records.STATUSES`, or UNSEEN
@@ -142,7 +142,7 @@ def _edge(larger: Sequence[Fate], top: int, limit: tuple[int, str] | None) -> tu
     """
     Return the given limit, or (batch size, FAILURE) if a smaller size above `top` failed for another reason.
 
-    None if there is neither.
+    The result is None if there is neither a limit nor a failure.
     """
     failure = next((fate.batch_size for fate in larger if fate.batch_size > top and fate.status in _FAILED), None)
     if failure is None or (limit is not None and (limit[0] < failure or _is_near(top, limit[0]))):
@@ -166,7 +166,7 @@ def _is_worse(last: Fate, best: Fate, goal: Goal) -> bool:
     """
     Return whether the cost of `last` is above that of `best` by more than the tolerance, beyond their intervals.
 
-    The low end of `last` is compared with the high end of `best`. False if one of them has no timing.
+    The low end of `last` is compared with the high end of `best`. False if `last` or `best` has no timing.
     """
     return last.cost is not None and best.cost is not None and last.cost[0] > goal.allowed(best.cost[1])
 

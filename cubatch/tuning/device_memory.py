@@ -1,4 +1,4 @@
-"""Does a step fit, on which device, and with which batch at most?"""
+"""Whether a step fits into the memory of each of several devices, and the largest batch size that fits."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def memory_on(
     Return the memory of a step on each of several devices, and the largest batch that fits there.
 
     Raises:
-        CubatchError: As `footprint`; also if the memory of a device is not known.
+        CubatchError: As for `footprint`; also if the memory of a device or a device of `prices` is not known.
     """
     size, gpus = check_batch_size(batch_size), priced_devices.distinct(devices)
     paid = priced_devices.prices_of(gpus, prices or {})

@@ -18,15 +18,15 @@ class DataParallel:
     Steps that several devices share, compared with steps of the first device alone.
 
     Attributes:
-        devices: Names, one per rank.
+        devices: Names of the devices, one per rank.
         batch_size: Samples per device.
-        step_seconds: Median time of a shared step, on the slowest device.
-        alone_seconds: Median time of a step of the first device alone, with the same batch size.
-        exchange_seconds: Time of a step during which gradients are being summed.
+        step_seconds: Median seconds of a shared step, on the slowest device.
+        alone_seconds: Median seconds of a step of the first device alone, also with `batch_size` samples.
+        exchange_seconds: Median seconds of a shared step during which gradients are being summed.
         exposed_seconds: The part of `exchange_seconds` for which the optimizer waits.
         overlap: Share of the exchange that is hidden behind the backward pass; None without an exchange.
         scaling_efficiency: alone_seconds / step_seconds; 1 is perfect scaling.
-        samples_per_second: Of all devices together.
+        samples_per_second: Samples per second of all devices together.
     """
 
     devices: tuple[str, ...] = field(converter=checks.texts)

@@ -191,8 +191,8 @@ def details(
     Return sentences on why no other batch size is recommended, and on the conditions of the timings.
 
     Args:
-        decision: What ended the sizes above the recommended one.
-        posterior: What the timings say about each size and about differences of sizes.
+        decision: The limit that kept the recommended size from being larger.
+        posterior: The posterior of the step cost by batch size.
         outcomes: The outcome of each size.
         throttled_only: Sizes whose timings were all throttled.
     """
@@ -322,7 +322,7 @@ def _interrupted(result: TuningResult) -> str:
 
 
 def _rank(result: BatchSizeResult, n: int, fastest: int | None = None) -> str:
-    """Return a phrase on how good batch size n is by the objective, compared with `fastest`; None: the result's."""
+    """Return a phrase on how batch size n compares with batch size `fastest` (None: the result's) by the objective."""
     latency, fastest = result.objective == "latency", fastest or result.fastest_batch_size
     if not result.predicted and sum(m.is_measured for m in result.sizes.values()) == 1:
         return "the only size that ran within the limits"
@@ -342,7 +342,7 @@ def _before_the_end(result: BatchSizeResult) -> str:
 
 
 def _doubt(result: TuningResult, chosen: Measurement) -> str:
-    """Return in parentheses why the recommended size's value is uncertain, as by few timings; empty if it is not."""
+    """Return in parentheses why the recommended size's value is uncertain, such as few timings; empty if certain."""
     timings = len(chosen.timings_seconds)
     width = None if result.decided_by == "loader" else chosen.half_width  # it is the error of the step
     words = [
@@ -440,7 +440,7 @@ def _largest(result: BatchSizeResult) -> list[str]:
 
 
 def ran_out_of_memory(result: BatchSizeResult) -> int | None:
-    """Return the least batch size above all that ran that fits by the plan but ran out of memory; None if none did."""
+    """Return the smallest size above every timed one that fits by the plan but ran out of memory; None if none did."""
     largest = result.largest_batch_size or 0
     ran = max((n for n, m in result.sizes.items() if m.latency_seconds is not None), default=0)
     failed = (n for n, m in result.sizes.items() if m.status == "out_of_memory")
@@ -451,7 +451,7 @@ def ran_out_of_memory(result: BatchSizeResult) -> int | None:
 
 
 def _limit(result: BatchSizeResult, decision: Decision, outcomes: Outcomes = _NONE) -> list[str]:
-    """Return sentences on what kept the recommended batch size from being larger; none if the user listed one only."""
+    """Return sentences on the limit that kept the recommended size from being larger; none if the list has one size."""
     limit = decision.limit
     if limit in ("peak", "plateau"):
         return [_curve(result, decision)]
@@ -592,7 +592,7 @@ def _unknown_architecture(device: Device) -> Iterator[str]:
 
 
 def _predicted_ties(forecast: Forecast) -> Iterator[str]:
-    """Yield which batch sizes tie with the fastest, and why one of them that a user would prefer is not recommended."""
+    """Yield sentences on sizes that tie with the fastest, and on why a smaller (latency: larger) is not recommended."""
     if not forecast.tied_with:
         return
     n, is_latency = forecast.batch_size, forecast.objective == "latency"

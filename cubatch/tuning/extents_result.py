@@ -26,9 +26,9 @@ class ExtentsResult(Shown):
     A token is one position of the axis in one sample: a word of a text, a frame of speech, a row of an image.
 
     Attributes:
-        axis: Name of the axis, as `batches` takes it.
+        axis: Name of the axis, such as "sequence".
         results: The tuning result of each extent, ascending.
-        failed: The error of each extent that has none.
+        failed: The message of the error of each extent without a result.
     """
 
     axis: str
@@ -54,8 +54,8 @@ class ExtentsResult(Shown):
         """
         The fewest tokens per batch that at every extent (sequence length) come within the tolerance of its best rate.
 
-        A batch of that many tokens has `token_budget // extent` samples. None if an extent failed, or no such number
-        was measured.
+        A batch of that many tokens has `token_budget // extent` samples. None if an extent failed, or no measured
+        extent times batch size comes that near to the best rates.
         """
         tried = sorted({extent * n for extent, result in self.results.items() for n in result.loop_rates})
         return next((budget for budget in tried if self._keeps_up(budget)), None)
@@ -71,7 +71,7 @@ class ExtentsResult(Shown):
 
     def largest_at(self, extent: int) -> int:
         """
-        Return the largest batch size measured at an extent, or else at the next larger tuned one; 0 if none was.
+        Return the largest batch size measured at the smallest tuned extent from `extent` on; 0 if none was measured.
 
         Raises:
             InvalidArgument: If the extent is not positive, or above the largest that was tuned.
@@ -83,12 +83,12 @@ class ExtentsResult(Shown):
         Return samples per second at an extent and a batch size, interpolated between those that were measured.
 
         The time of a sample is linear in the extent, and the rate in the logarithm of the batch size.  Below the
-        smallest extent or batch size a step takes as long as there.  A batch above the largest measured one is run in
-        parts of that size.
+        smallest extent or batch size a step takes as long as at the smallest.  Above the largest measured batch size
+        the rate is that of the largest.
 
         Raises:
-            InvalidArgument: If a value is not positive, the extent is above the largest that was tuned, or nothing was
-                measured there.
+            InvalidArgument: If a value is not positive, the extent is above the largest that was tuned, or the next
+                tuned extents have no measured batch size.
         """
         batch_size, above = checks.check_batch_size(batch_size), self._above(extent)
         below = max((tuned for tuned in self.results if tuned <= extent), default=above)
@@ -104,7 +104,7 @@ class ExtentsResult(Shown):
 
     def with_lengths(self, lengths: Iterable[int], *, seed: int = 0) -> LengthPlan:
         """
-        Return ways to form batches of samples of these lengths, fastest first by real tokens (no padding) per second.
+        Return ways to form batches of samples of these lengths, the one with most tokens (no padding) per second first.
 
         Args:
             lengths: The length of each sample of your data, in tokens.
@@ -191,7 +191,7 @@ class ExtentsResult(Shown):
 
     @property
     def _undecided(self) -> int | None:
-        """The first extent without a recommendation, those that failed before others; None if there is none."""
+        """The first extent without a recommendation, failed extents before others; None if all have one."""
         return next(iter([*self.failed, *(extent for extent, n in self.batch_sizes.items() if n is None)]), None)
 
     def _remedy(self, extent: int) -> str:

@@ -31,7 +31,7 @@ _DEVICE_FACTS = ("name", "kind", "slug", "compute_capability", "num_sms", "memor
 @attrs.frozen(kw_only=True)
 class PassShare:
     """
-    A pass of a layer in the predicted step of the recommended size.
+    A pass of a layer in the predicted step of the recommended batch size.
 
     Attributes:
         layer: The layer's name, or the operator's of a module.
@@ -67,9 +67,9 @@ class Forecast(BatchSizeResult):
         limits: {"max_batch_size", "memory_bytes", "latency_seconds"}; None: no limit.
         candidates: The batch sizes, ascending, with their reasons; `over_limit` ones do not fit.
         seconds: Predicted seconds of a step, by each batch size that fits.
-        interval: (low, high) of the seconds, which holds 90 % of such steps.
-        peak_bytes: The memory plan of each candidate, also of those that do not fit.
-        roofline_seconds: Lower bound by the data sheet, by each batch size that fits, if known.
+        interval: 90 % interval (low, high) of these seconds, by each batch size that fits.
+        peak_bytes: Peak bytes by the memory plan of each candidate, also of candidates that do not fit.
+        roofline_seconds: Lower bound of the seconds by the data sheet, by each batch size that fits, if known.
         anchors: Origins of the measurements that correct the prediction: files or places in the list.
         batch_size: The recommendation, by the rule of `TuningResult.batch_size` on predicted medians.
         fastest_batch_size: The size with the best predicted objective.
@@ -77,7 +77,7 @@ class Forecast(BatchSizeResult):
         tied_with: Sizes that the model cannot tell apart from the fastest. They do not decide the recommendation.
         decided_by: As in a TuningResult (`decision.decide`), without "budget"; None if no limit was met.
         reasons: Sentences for a user.
-        passes: The step at the recommended size, longest pass first.
+        passes: The passes of the layers in a step of the recommended size, the longest first.
         notes: Sentences about the limits of the model for this request.
     """
 
@@ -194,7 +194,7 @@ class Forecast(BatchSizeResult):
 
 
 def alike(passes: Sequence[PassShare]) -> list[list[PassShare]]:
-    """Return groups of passes with equal predictions, the group that takes longest first."""
+    """Return groups of passes with equal predictions, the group with the most seconds first."""
     groups: dict[tuple[object, ...], list[PassShare]] = {}
     for share in passes:
         kind = share.pass_, share.algorithm, share.blocks, share.bound, share.seconds

@@ -1,5 +1,5 @@
 """
-The ladder: which batch sizes are worth measuring, each with its reasons.
+The ladder: the list of batch sizes that are worth measuring, each with its reasons.
 
 Wave quantization makes throughput a sawtooth of the batch size. It rises while blocks fill the SMs, and falls when one
 more block makes the busiest SM work longer. The peaks follow from the network and the number of SMs. The ladder has
@@ -128,9 +128,9 @@ class Ladder:
 
     def within(self, memory: MemoryLimit, largest: int) -> Ladder:
         """
-        Return the candidates, each marked by whether it fits the present memory limit.
+        Return the candidates, each marked `over_limit` if its memory plan is above the limit `memory`.
 
-        `largest` is the largest batch size that fits it.
+        `largest` is the largest batch size that fits the limit.
         """
         again = tuple(
             step
@@ -193,7 +193,7 @@ def timed(work: Workload, ladder: Ladder) -> Ladder:
 
 
 def added(work: Workload, ladder: Ladder, batch_size: int) -> Candidate:
-    """Return a candidate of a size between the given candidates, with planned memory and predicted time."""
+    """Return a candidate of a batch size between two of `ladder`, with planned bytes and predicted seconds."""
     step = attrs.evolve(
         between(batch_size, ladder.candidates), predicted_peak_bytes=plan(work, batch_size).total
     )  # fmt: skip
@@ -201,7 +201,7 @@ def added(work: Workload, ladder: Ladder, batch_size: int) -> Candidate:
 
 
 def plain(request: Request) -> list[Candidate]:
-    """Return candidates for a callable step: the user's, or powers of two, 1.5 times these, and the maximum."""
+    """Return candidates for a callable step: the user's list, or powers of two, 1.5 times these, and the maximum."""
     if request.batch_sizes is not None:
         return asked_for(request.batch_sizes)
     top = request.max_batch_size or checks.MAX_BATCH_SIZE

@@ -1,4 +1,4 @@
-"""Batches of samples of unequal length: how much of each is padding, and which way to form them is the fastest."""
+"""Batches of samples of unequal length: the share of padding, and the fastest way to form such batches."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ RateAt = Callable[[int, int], float]
 @attrs.frozen(kw_only=True)
 class Batching:
     """
-    A way to form batches.
+    A way to form batches, with its padding and its rate.
 
     Attributes:
         name: "random", "sorted", "buckets" or "token budget".
-        batch_sizes: Samples of a batch by its longest sample: an entry for each bucket, else for the longest of all.
-        token_budget: Positions of a batch at most; None for the other ways.
-        padding_share: Share of the positions of all batches that hold no token of a sample.
-        tokens_per_second: Real tokens per second, by the measured times.
+        batch_sizes: Samples of a batch, by the length of its longest sample. "buckets" has an entry for the largest
+            length of each bucket, any other way one entry for the longest of all samples.
+        token_budget: Positions of a batch at most, padding included; None for ways other than "token budget".
+        padding_share: Share of the positions of all batches that hold no token of a sample, from 0 to below 1.
+        tokens_per_second: Tokens per second without padding, by the measured times.
     """
 
     name: str
@@ -43,8 +44,8 @@ class LengthPlan(Shown):
     Ways to form batches of samples of given lengths, the fastest first.
 
     Attributes:
-        axis: Name of the axis.
-        num_samples: Number of lengths.
+        axis: Name of the axis along which lengths differ.
+        num_samples: Number of samples.
         ways: Each way at its best batch size, the fastest first.
     """
 
@@ -54,7 +55,7 @@ class LengthPlan(Shown):
 
     @property
     def best(self) -> Batching:
-        """The fastest way."""
+        """The way with the most tokens per second."""
         return self.ways[0]
 
 
@@ -67,7 +68,7 @@ def plan(
 
     Args:
         axis: Name of the axis, for the result.
-        lengths: The length of each sample, ascending.
+        lengths: The length of each sample, ascending; at least one.
         rate_at: Returns samples per second at an extent and a batch size.
         measured: The measured batch sizes of each extent, ascending.
         chosen: The recommended batch size of each extent, by ascending extent; the fastest where none is recommended.

@@ -1,7 +1,7 @@
 """
-One measurement at a time in a process; other processes on the same device are noticed.
+Allow one measurement at a time in a process; detect measurements of other processes on the same device.
 
-Threads of a process wait for each other. Processes do not, since the wait has no bound; each result has a note.
+Threads of a process wait for each other. Processes do not, since the wait has no bound; both results have a note.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def exclusive(device: Device, worker_pid: int | None = None) -> Iterator[list[st
     `worker_pid` does not count as interference; None: it is this process.
 
     Yields:
-        list[str]: Messages about interference, complete at the end of the block: another cubatch on the device at its
-        start or end, and CPU time of other processes.
+        list[str]: Messages about interference, complete at the end of the block: another cubatch process on the device
+        at its start or end, and CPU time of other processes. Empty in a block within another of the same thread.
 
     Warns:
-        UserWarning: If it must wait for a thread, or another process measures on the device.
+        UserWarning: If this thread must wait for another, or another process measures on the device.
     """
     global _depth  # noqa: PLW0603 - only the thread that holds the lock reads and writes it
     if not _LOCK.acquire(blocking=False):

@@ -1,5 +1,5 @@
 """
-Notes: what a user should know about a run besides the recommendation.
+Notes for the user about a run, in addition to the recommendation.
 
 A note is a record with a code and values. The pipeline and its subjects make records; only `sentence` makes text.
 """
@@ -168,7 +168,7 @@ def note(code: str, **values: Any) -> Note:
 
 
 def measure_again(*, is_default_store: bool) -> str:
-    """Return a phrase on how to measure again instead of using cached timings; it depends on whose store is used."""
+    """Return a phrase on how to measure again instead of using timings cached in the default store or in another."""
     if is_default_store:
         return "--fresh (store='refresh') measures again"
     return "with another store the same call measures again"

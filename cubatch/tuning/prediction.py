@@ -207,8 +207,8 @@ def _at_latency_limit(
     """
     Return the largest batch size predicted to be within the latency limit and the next one, without those in `sizes`.
 
-    `seconds` are the predicted seconds of a step at `sizes`, which ascend. The list is empty without a limit between
-    two of them, and if the user gave the batch sizes.
+    `seconds` are the predicted seconds of a step at `sizes`, which ascend. The list is empty if no limit lies between
+    two of these seconds, or if the user gave the batch sizes.
     """
     limit = math.inf if request.goal.latency_limit is None else request.goal.latency_limit
     last = max((place for place, took in enumerate(seconds) if took <= limit), default=-1)

@@ -1,4 +1,4 @@
-"""Devices to compare, by name, and what an hour of each costs."""
+"""Devices to compare, by name, and the price of an hour of each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def distinct(devices: Iterable[Device | str | None]) -> dict[str, Device]:
     Return devices by name, each once; None is the device of this machine.
 
     Raises:
-        InvalidArgument: If there is none, or two different ones have one name.
+        InvalidArgument: If there is no device, or two different devices have one name.
     """
     if isinstance(devices, str | Device) or not isinstance(devices, Iterable):
         raise InvalidArgument("devices", devices, "a list of GPUs' names, such as ['t4', 'a40']")
@@ -31,7 +31,7 @@ def distinct(devices: Iterable[Device | str | None]) -> dict[str, Device]:
 
 def prices_of(devices: Mapping[str, Device], prices: Mapping[str, float]) -> dict[str, float]:
     """
-    Return the price of an hour by name of the given devices; prices of other devices are left out.
+    Return the price of an hour of each given device, by name, if `prices` has it; other devices are left out.
 
     Raises:
         InvalidArgument: If a price is no positive number, or two names of one device have different prices.

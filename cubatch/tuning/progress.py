@@ -18,7 +18,7 @@ _SECONDS = 0.2  # between updates of the bar: each is a message to the browser
 
 @contextlib.contextmanager
 def shown(progress: Show | None, *, now: Callable[[], float] = time.monotonic) -> Iterator[Show | None]:
-    """Yield the user's progress function; without one, a function that moves a bar in a notebook, or None elsewhere."""
+    """Yield the progress function; if it is None, a function that moves a bar in a notebook, or None elsewhere."""
     if progress is not None or not _is_notebook():
         yield progress
         return
