@@ -87,8 +87,8 @@ class ExtentsResult(Shown):
         the rate is that of the largest.
 
         Raises:
-            InvalidArgument: If a value is not positive, the extent is above the largest that was tuned, or the next
-                tuned extents have no measured batch size.
+            InvalidArgument: If a value is not positive, the extent is above the largest tuned one, or the next tuned
+                extents have no measured batch size.
         """
         batch_size, above = checks.check_batch_size(batch_size), self._above(extent)
         below = max((tuned for tuned in self.results if tuned <= extent), default=above)
