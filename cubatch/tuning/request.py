@@ -20,7 +20,7 @@ _LARGEST_SEED = 2**64 - 1  # SQLite and JSON readers take no larger integers
 
 @attrs.frozen(kw_only=True)
 class Request:
-    """The checked arguments of a tuning run or a prediction."""
+    """The arguments of a tuning run or a prediction; `Request.of` checks them."""
 
     goal: Goal = attrs.field(factory=Goal)  # the objective, its tolerance and the latency limit
     batch_sizes: tuple[int, ...] | None = None  # exactly these, ascending; None leaves them to the search
@@ -80,7 +80,7 @@ class Request:
         return request
 
     def accepts(self, batch_size: int) -> bool:
-        """Return whether the workload accepts a size, by `multiple_of` and `divides`."""
+        """Return whether a batch size is a multiple of `multiple_of` and divides `divides`, unless that is None."""
         return batch_size % self.multiple_of == 0 and (self.divides is None or self.divides % batch_size == 0)
 
     def _check_accepted(self) -> None:

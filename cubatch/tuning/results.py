@@ -48,25 +48,25 @@ class Measurement:
         batch_size: Samples per step; with accumulated gradients, samples of each batch of the step.
         status: One of STATUSES.
         reasons: Why it was a candidate.
-        latency_seconds: Time of one step at the usual speed of the host in this run, from the posterior of all timings.
-            A size with few timings is drawn towards its neighbors.
-        latency_interval: 90 % interval of the latency, for comparing sizes of one run.
+        latency_seconds: Seconds of one step at the usual speed of the host in this run, from the posterior of all
+            timings. A size with few timings is drawn towards its neighbors.
+        latency_interval: 90 % interval (low, high) of `latency_seconds`, for comparing sizes of one run.
         samples_per_second: Samples of a step / latency_seconds. A step has `batch_size` samples in each of its batches.
-        throughput_interval: 90 % interval of the throughput.
-        timings_seconds: Raw timings, by round; throttled ones only where there are no others.
+        throughput_interval: 90 % interval (low, high) of `samples_per_second`.
+        timings_seconds: Seconds of a step in each raw timing, by round; throttled timings only if there are no others.
         timings_rounds: Round of each timing. Each trial has PER_TRIAL rounds; trials of one pass over the sizes have
             equal rounds.
         reference_seconds: For each timing, the geometric mean of the reference step before and after it; None in a run
             without a reference.
         stop_reason: Why measuring ended, as a sentence.
-        throttled: Number of timings taken under a clearly lowered clock.
+        throttled: Number of timings taken under a clearly lowered SM clock.
         flops_per_second: FLOP of a step / latency_seconds.
         roofline_fraction: Seconds of the roofline / latency_seconds.
-        sm_clock_mhz: Median SM clock of the timings that count.
-        joules_per_sample: Median energy of a step / samples of a step.
+        sm_clock_mhz: Median SM clock of the timings in `timings_seconds`.
+        joules_per_sample: Energy of a step (from the posterior if it is the objective, else the median) / its samples.
         temperature_celsius: Highest temperature of the GPU's die. This and the next three are None without NVML.
-        power_watts, utilization_percent: Means over the timings that count: power of the board, and share of time in
-            which a kernel ran.
+        power_watts, utilization_percent: Means over these timings: power of the board, and percentage of time in which
+            a kernel ran.
         used_bytes: Largest amount of the GPU's memory in use by all processes.
         peak_bytes: Peak of the memory that the engine allocated on the device.
         peak_device_bytes: Memory of the process by the driver, context included. On a CPU, the largest growth of its
@@ -74,10 +74,10 @@ class Measurement:
         predicted_peak_bytes, predicted_seconds: Figures of the memory plan and of the model of time.
         predicted_device_bytes: Memory plan plus process overhead, to compare with `peak_device_bytes`.
         `visits`: Number of trials of the size, in the run that ended its measuring.
-        prepare_seconds, warmup_seconds, query_seconds: Time of those trials besides their timings, in total: preparing,
-            steps until their times agree, and memory queries of the driver.
-        first_seconds: Time of the very first step of the size in its process. Other sizes may have run before.
-        occupancy, fill: Means over `layers`, weighted by predicted time; None where unknown.
+        prepare_seconds, warmup_seconds, query_seconds: Seconds of these trials besides their timings, in total:
+            preparing, steps until their times agree, and memory queries of the driver.
+        first_seconds: Seconds of the very first step of the size in its process. Other sizes may have run before.
+        occupancy, fill: Means over `layers`, weighted by predicted seconds; None where unknown.
         layers: For each layer and pass that a tiled cubatch kernel computes: layer, pass, kernel, slices, blocks,
             blocks_per_sm, occupancy, busiest_sm_blocks, fill, predicted_seconds. These are counted, not measured, for
             the cached fastest kernel variant, else for the one ranked first. Empty for a CPU, a callable and vendor
@@ -142,7 +142,7 @@ class Measurement:
 
     @property
     def is_measured(self) -> bool:
-        """Whether the batch size has a time and is within every limit."""
+        """Whether the batch size was timed and is within every limit."""
         return self.status in TIMED and self.latency_seconds is not None
 
     def exceeds(self, latency_limit: float | None) -> bool:
@@ -151,7 +151,7 @@ class Measurement:
 
 
 def _record(kind: type[_Record], value: Any) -> _Record | None:
-    """Return a record, given as such or as a mapping of its fields; None stays None."""
+    """Return a record of class `kind`, made of a mapping of its fields; a record and None are returned unchanged."""
     if value is None or isinstance(value, kind):
         return value
     names = [attribute.name for attribute in attrs.fields(kind)]  # type: ignore[arg-type]
@@ -171,7 +171,7 @@ class BatchSizeResult(Shown):
     Common base of measured results and predictions: a recommended batch size, and how it is shown.
 
     Attributes:
-        predicted: Whether nothing was measured.
+        predicted: Whether the result is a prediction, so that nothing was measured.
         The others are those of `TuningResult`, and None in the same cases.
     """
 
@@ -211,7 +211,7 @@ class BatchSizeResult(Shown):
 
     @property
     def shares(self) -> dict[int, float]:
-        """By batch size within the limits, the share of the best value that it reaches; 1 is the best. May be empty."""
+        """By batch size within the limits, its share of the objective's best value; 1 is the best. May be empty."""
         is_latency = self.objective == "latency"
         within = {n: m.value(self.objective) for n, m in self.sizes.items() if m.status != "over_limit"}
         values = {n: value[0] for n, value in within.items() if value is not None and value[0] > 0}
@@ -225,7 +225,7 @@ class BatchSizeResult(Shown):
         """
         Batch sizes tied with the fastest only because their timings vary widely; none in a prediction.
 
-        They reach less than 90 % of the best value, and half their interval is wider than NOISY_SHARE.
+        They reach less than 90 % of the best value, and half their 90 % interval is wider than 5 % of the throughput.
         """
         if self.predicted:
             return ()
@@ -254,7 +254,7 @@ class BatchSizeResult(Shown):
 
     def report(self, path: str | Path) -> None:
         """
-        Write one self-contained HTML page.
+        Write the result as one self-contained HTML page.
 
         Raises:
             InvalidArgument: If `path` is no path, or no file can be written there.
@@ -294,9 +294,9 @@ class TuningResult(BatchSizeResult):
             the recommended size.
         reasons: Sentences for a user.
         measurements: One per candidate, ascending, also of those that did not run.
-        limits: {"max_batch_size", "memory_bytes", "latency_seconds"}: as the user set them, or as they held.
-        reference: {"batch_size", "seconds"} of the reference step, with its median time over the run. Times are
-            normalized to it. None without one, as on a GPU.
+        limits: {"max_batch_size", "memory_bytes", "latency_seconds"}: the limits of the run; None: no limit.
+        reference: {"batch_size", "seconds"} of the reference step; these are its median seconds over the run. Times are
+            normalized to it. None without a reference step, as on a GPU.
         `disturbed`: Whether other processes used the machine while timings were taken; None if unknown.
         data_parallel: The cost of sharing a step among devices; None for one device.
         l2: "cold" if the working set is evicted from the L2 cache between steps, "warm" if not; None if unknown.
@@ -382,7 +382,7 @@ class TuningResult(BatchSizeResult):
 
     @property
     def comparison(self) -> float | None:
-        """How many times as good the recommended size is as `current_batch_size`; None without values of both."""
+        """Value of the recommended size / that of `current_batch_size` (latency: inverse); None without both values."""
         values = self.loop_rates if self.loader is not None and self.objective == "throughput" else self.shares
         current, recommended = values.get(self.current_batch_size or 0), values.get(self.batch_size or 0)
         return recommended / current if current and recommended else None
@@ -394,7 +394,7 @@ class TuningResult(BatchSizeResult):
 
     @property
     def scaling_efficiency(self) -> float | None:
-        """Time of a step on one device divided by that of a shared step; None for one device."""
+        """Seconds of a step on one device / seconds of a shared step; 1 is perfect. None for one device."""
         return None if self.data_parallel is None else self.data_parallel.scaling_efficiency
 
     def to_json(self, *, indent: int | None = None) -> str:
@@ -446,7 +446,7 @@ class TuningResult(BatchSizeResult):
 
     @property
     def comparable(self) -> list[Measurement]:
-        """Sizes that were measured, are within every limit, and can be compared with each other."""
+        """Measurements with the status "ok" or "dropped", thus within every limit; a dropped size may have no time."""
         return [m for m in self.measurements if m.status in TIMED]
 
     def choices(self, within: float = 0.05) -> dict[int, float]:
@@ -523,7 +523,7 @@ def load(path: str | Path, field: str, *, predictions: bool = False) -> TuningRe
 
 
 def _as_measured(data: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return the JSON of a prediction with the keys and statuses of a measured result; reject one for several GPUs."""
+    """Return a prediction's JSON with the keys and statuses of a measured result; reject a comparison of GPUs."""
     if "forecasts" in data:
         raise InvalidData(source, "holds predictions for several devices", "Predict for one of them, with --device.")
     written = {"environment": {}, "largest_measured": None, **data}

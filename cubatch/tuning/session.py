@@ -37,6 +37,7 @@ def tune(subject: Subject, request: Request) -> TuningResult:
     Raises:
         DoesNotFit: If not even one sample fits.
         NothingMeasured: If no candidate could be measured.
+        EnergyNotAvailable: If energy is the objective, and was measured for no candidate.
         KeyboardInterrupt, or an exception that `request.progress` raises: It has the result so far as `partial`.
     """
     with _open(subject, request) as run:
@@ -171,7 +172,7 @@ class _Session:
 
     @contextlib.contextmanager
     def partial_on_interrupt(self, make_result: Callable[[], TuningResult]) -> Iterator[None]:
-        """Add two attributes to an exception such as Ctrl-C: the result so far (`partial`), and if it is cached."""
+        """Add the result so far (`partial`) and whether it is cached (`is_kept`) to an exception such as Ctrl-C."""
         try:
             yield
         except CubatchError:  # its message explains the run's end

@@ -123,7 +123,7 @@ def unanchored(step: StepPrediction, predict: Callable[[Sequence[int], Scales], 
     """
     Return a prediction that no measurement corrects, with its covariance.
 
-    `predict` returns the prediction of given batch sizes for given factors on the GPU's times.
+    `predict` returns the prediction of given batch sizes for given factors on the seconds of arithmetic and of bytes.
     """
     slopes = _slopes(lambda sizes, logs: predict(sizes, Scales(*map(float, np.exp(logs)))), step)
     explained = slopes @ (step.scale_sd**2 * _PAIR) @ slopes.T
@@ -158,6 +158,7 @@ def _unexplained(off: Array, covariance: Array, slopes: Array) -> float:
 
     Args:
         off: Logarithms of measured over predicted seconds, of one GPU, library and dtype.
+        covariance: Covariance of `off` by the model and the noise of the measurements.
         slopes: Their derivatives by the logarithms of all scales, (measurements, scales).
     """
     own = slopes.reshape(len(off), -1, 2).sum(axis=1)  # both scales of that GPU and source
@@ -197,7 +198,7 @@ def _alike(a: Sequence[int], b: Sequence[int]) -> Array:
 
 
 def _own_sd(step: StepPrediction) -> Array:
-    """Return the standard deviation of log time by batch size, without the part from the GPU's scales."""
+    """Return the standard deviation of log(seconds) by batch size, without the part from the GPU's scales."""
     whole = np.log(step.high / step.low) / (2 * Z90)
     return np.sqrt(np.maximum(whole**2 - step.scale_sd**2, _LEAST_SD**2))
 
@@ -212,7 +213,7 @@ def _errors(cases: Sequence[Case], steps: Sequence[StepPrediction]) -> Array:
 
 def _slopes(at: Callable[[Sequence[int], Array], StepPrediction], step: StepPrediction) -> Array:
     """
-    Return the derivatives of log time by the logarithms of the compute and memory factors, as (batch sizes, 2).
+    Return the derivatives of log(seconds) by the logarithms of compute and memory factor, as (batch sizes, 2).
 
     They change slowly with the batch size: between a few sizes they are interpolated.
 

@@ -167,7 +167,7 @@ def max_batch_size(
 
 @attrs.frozen
 class NetworkStep:
-    """The step of a network in cubatch's engine, by its memory plan."""
+    """The step of a network in cubatch's engine, by its memory plan: its spec, and options of `footprint` by name."""
 
     spec: SpecLike
     options: Mapping[str, Any]
@@ -188,7 +188,7 @@ class NetworkStep:
 
     def rules(self, taken: Footprint, device: Device, limit: int, most: int) -> Sequence[Rule]:
         """
-        Return rules of thumb for memory, compared with the footprint `taken` and with the largest batch size.
+        Return rules of thumb for memory, compared with the footprint `taken` and the batch size `most`.
 
         Args:
             taken: The memory plan's footprint at the batch size.

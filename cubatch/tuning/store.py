@@ -107,15 +107,15 @@ class Run:
         identity: The request, as a mapping for JSON; compared as a whole.
         conditions: Versions and settings under which it is measured, one field per condition.
         budget: Seconds of measuring that the whole run may take.
-        memory_bytes: Available memory of a step; None if unknown.
+        memory_bytes: Bytes that a step may take; None if unknown.
         refresh: Delete the run that would be continued, and start over.
-        wait_seconds: Time to wait for another process that measures the same run. After that, the store is not used.
+        wait_seconds: Seconds to wait for another process that measures the same run. After that, the store is not used.
 
     Attributes:
         earlier: Timings, outcomes and seconds of earlier calls.
         ladder, limit: Candidates and memory limit of the earlier calls; None for a run with nothing measured.
-        finished: Whether `earlier` is the whole run.
-        notes: What the user should know: cached results that do not apply, a wait, a damaged file, a failed store.
+        finished: Whether `earlier` has the final outcome of every candidate, so that nothing is left to measure.
+        notes: Notes for the user: cached results that do not apply, a wait, a damaged file, a failed store.
         `disturbed`: Sentences about interference of other processes while `earlier` was taken.
 
     Raises:
@@ -204,7 +204,7 @@ class Run:
         self._update(seconds_spent=seconds)
 
     def save_ladder(self, candidates: Sequence[Candidate], limit: Mapping[str, Any]) -> None:
-        """Store the candidate batch sizes, and the memory limit for which they were chosen; reruns use the same."""
+        """Store the candidate batch sizes, and the memory limit for which they were chosen, for reruns."""
         self._candidates, self.limit = list(candidates), limit
         self._update(ladder=[attrs.asdict(each) for each in candidates], limit=limit)
 
@@ -315,12 +315,13 @@ def _is_final(
 
     Not final is "interrupted", and the death of a worker, which another process may have caused. Neither is "ok"
     without timings, nor a size that lacked memory which is available now. Under a larger budget than before, "not_run"
-    and all that the budget cut short are not final either.
+    and outcomes that the budget cut short are not final either.
 
     Args:
         outcome: The outcome of a size.
+        run, earlier: The run of the earlier call, and its timings and outcomes.
         budget: Seconds of measuring that the run may take now.
-        memory_bytes: Available memory of a step now; None if unknown.
+        memory_bytes: Bytes that a step may take now; None if unknown.
     """
     facts, size = outcome.facts, outcome.batch_size
     if outcome.status == "interrupted" or (outcome.status == "error" and facts.get("type") == WorkerDied.__name__):
@@ -407,7 +408,7 @@ def _shorten(value: object) -> str:
 
 
 def path_of(place: bool | str | Path) -> Path | None:  # noqa: FBT001
-    """Return the file of the store that the argument `store` means; None if it is False."""
+    """Return the file of the store for the argument `store`: the default for True and "refresh"; None for False."""
     if place is False:
         return None
     return sqlite_file.default_path() if place is True or place == "refresh" else Path(place)
@@ -418,7 +419,7 @@ def check_place(place: object) -> None:
     Check that the argument `store` is a bool, "refresh" or a path in an existing folder.
 
     Raises:
-        InvalidArgument: If it is anything else.
+        InvalidArgument: If `place` is anything else.
     """
     if not isinstance(place, bool | str | Path):
         raise InvalidArgument("store", place, 'True, False, "refresh" or a path')
@@ -456,10 +457,10 @@ def show(path: Path | str, run_id: int) -> tuple[StoredRun, Measured]:
 
 def clear(path: Path | str, run_id: int | None = None) -> int:
     """
-    Delete run number `run_id`, or all runs if it is None, and return their number.
+    Delete run number `run_id`, or all runs if it is None, and return the number of deleted runs.
 
     Raises:
-        StoreError: If one of them is being measured right now, there is no such run, or the file cannot be read.
+        StoreError: If a run to delete is being measured right now, there is no such run, or the file cannot be read.
             Nothing is deleted then.
     """
     with _opened(path, run_id) as (database, identities), contextlib.ExitStack() as locks:

@@ -1,4 +1,4 @@
-"""The interface between the tuning pipeline and the things whose batch size it finds."""
+"""The interface between the tuning pipeline and the networks, modules, files and functions that it tunes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Revision:
 
 class Subject(Protocol):
     """
-    Something whose batch size can be tuned.
+    A network, module, file or function whose batch size can be tuned.
 
     `session.tune` calls the methods in the order in which they stand here. A new kind of subject derives from this
     class; it must have `device`, `memory`, `ladder` and `runner_factory`, and overrides others as needed.
@@ -54,19 +54,19 @@ class Subject(Protocol):
 
     @property
     def memory(self) -> MemoryLimit:
-        """How much memory a step may take."""
+        """The bytes that a step may take on the device, and the origin of this limit."""
 
     @property
     def identity(self) -> Mapping[str, Any] | None:
-        """The identity of cached timings, besides the request and the device; None if they cannot be cached."""
+        """Fields, besides those of request and device, by which cached timings are looked up; None: never cached."""
         return None
 
     @property
     def conditions(self) -> Mapping[str, Any]:
         """
-        Versions and settings on which timings depend, besides those of the engine.
+        Versions and settings by name on which timings depend, besides those of the engine.
 
-        Cached timings are used only if these are the same.
+        Cached timings are used only if these are equal.
         """
         return {}
 
@@ -91,7 +91,7 @@ class Subject(Protocol):
 
     @property
     def worker_pid(self) -> int | None:
-        """Process id of a worker that has computed already; None if there is none."""
+        """Process id of a worker whose CPU time before measuring is no interference; None if there is none."""
         return None
 
     def runner_factory(self, ladder: Ladder, request: Request) -> RunnerFactory:
@@ -106,11 +106,11 @@ class Subject(Protocol):
         return
 
     def revise(self, ladder: Ladder, measured: Measured, request: Request) -> Revision:  # noqa: ARG002 - as above
-        """Return the candidates and timings with memory predictions as known after measuring."""
+        """Return the candidates and timings, with memory predictions updated after measuring, and further notes."""
         return Revision(ladder=ladder, measured=measured)
 
     def describe(self, ladder: Ladder) -> Mapping[str, Any]:  # noqa: ARG002 - as above
-        """Return the result's fields of the subject, such as `l2`; `environment` is added to the device's."""
+        """Return the result's fields of the subject by name, such as `l2`; `environment` is added to the device's."""
         return {"l2": "warm"}
 
     def facts(self, sizes: Sequence[int]) -> SubjectFacts:  # noqa: ARG002 - as above
@@ -118,11 +118,11 @@ class Subject(Protocol):
         return SubjectFacts()
 
     def measure_loader(self, result: TuningResult, request: Request) -> LoaderRate | Note | None:  # noqa: ARG002 - as above
-        """Return the measured rate of the user's data loader, a note if that fails, or None without a loader."""
+        """Return the measured rate of the user's data loader, a note if measuring fails, or None without a loader."""
         return None
 
     def run_loop(self, result: TuningResult, request: Request) -> LoaderRate | Note | None:  # noqa: ARG002 - as above
-        """Run the loop of loader and step at some batch sizes; return its rates, a note of failure, or None."""
+        """Run the loop of loader and step at some batch sizes; return rates, a note of failure, or None if not run."""
         return None
 
     def complete(self, result: TuningResult, run: Run, request: Request) -> TuningResult:  # noqa: ARG002 - as above

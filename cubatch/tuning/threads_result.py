@@ -19,7 +19,7 @@ class ThreadsResult(Shown):
 
     Attributes:
         results: The tuning result of one instance by its threads, ascending; its rates are those of one instance.
-        failed: The error of each number of threads that has no result.
+        failed: The message of the error of each number of threads without a result.
     """
 
     results: Mapping[int, TuningResult] = attrs.field(hash=False)

@@ -126,7 +126,7 @@ class Arranged:
     options: dict[str, Any]  # further arguments of the engine's `train`
 
     def run(self, progress: Callable[[Epoch], None] | None, stepped: Callable[[Step], None] | None) -> Training:
-        """Train the network; return the loss, accuracy and speed of each epoch. A callback may be None: no call."""
+        """Train; return loss, accuracy and speed of each epoch. The callbacks get epochs and steps; None: no call."""
         if self.devices is not None:
             return self._run_together(self.devices, progress, stepped)
         with gpu_library.translating(f"training {self.network.name}"):
@@ -142,7 +142,7 @@ class Arranged:
         progress: Callable[[Epoch], None] | None,
         stepped: Callable[[Step], None] | None,
     ) -> Training:
-        """Train in one process per device; return the first one's record. It reports progress, unless both are None."""
+        """Train in one process per device; return the record of the first, whose events the callbacks (or None) get."""
 
         def report(event: Epoch | Step) -> None:
             if isinstance(event, Epoch) and progress:

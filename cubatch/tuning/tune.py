@@ -170,7 +170,8 @@ def autotune_callable(
         max_batch_size: The largest size to try; there is no memory plan.
         device: The device, which becomes current in CuPy and PyTorch while steps run. None changes nothing; the result
             then names the first GPU, else the CPU.
-        memory_limit: A step after which CuPy and PyTorch hold more than this is out of memory.
+        memory_limit: Bytes, "8GiB", or "80%" of the free memory. A step after which CuPy and PyTorch hold more counts
+            as out of memory. None: no limit.
         objective, tolerance, latency_limit, batch_sizes, current, multiple_of, divides: As for `autotune`.
         budget, seed, progress: As for `autotune`.
 

@@ -26,7 +26,7 @@ _CREST = "crest"  # in reasons, for a wave peak
 
 @attrs.frozen
 class Proposal:
-    """A batch size, proposed for one reason. If not all sizes can be candidates, kinds of reasons take turns."""
+    """A batch size proposed for one reason. If not all proposals can be candidates, kinds of reasons take turns."""
 
     batch_size: int
     kind: str
@@ -41,7 +41,7 @@ def _levels(end: int) -> Iterator[int]:
 
 def coulom(spec: Spec, num_sms: int, limit: int) -> list[Proposal]:
     """
-    Return the batch sizes at which each SM has n whole tiles of 128 x 128 outputs: Coulom's rule.
+    Return the batch sizes at which each SM has n whole tiles of 128 x 128 outputs, for several n: Coulom's rule.
 
     They are those of the three distinct convolutions with most FLOP, up to `limit`.
     """
@@ -94,7 +94,7 @@ def slowest(work: Workload, batch_size: int) -> list[tuple[str, Blocks]]:
 
 def wave_peaks(passes: Sequence[tuple[str, Blocks]], num_sms: int, limit: int) -> list[Proposal]:
     """
-    Return the largest batch for each number of blocks on the busiest SM, and the batch just past the first two.
+    Return the largest batch size for each number of blocks on the busiest SM, and the first two of each pass plus 1.
 
     Args:
         passes: Name of each pass, and the function from a batch size to its blocks.

@@ -1,4 +1,4 @@
-"""Something that another framework runs: its memory at large batches is predicted from steps at small ones."""
+"""A subject that another framework runs: its memory at large batch sizes is predicted from steps at small sizes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class BoundedSubject(Subject):
 
     @abc.abstractmethod
     def make_runner(self) -> LearnsMemory:
-        """Return a runner whose steps take at most `memory` bytes."""
+        """Return a runner whose steps take at most the bytes of the limit `memory`."""
 
     def ladder(self, request: Request, cached: Ladder | None, *, is_finished: bool) -> Ladder:
         """
@@ -190,7 +190,7 @@ class BoundedSubject(Subject):
         """
         Return the data loader's rate at the recommended and some other measured batch sizes; a note if that fails.
 
-        A single measured size counts as recommended. It is None without a loader, and if nothing can be recommended.
+        A single measured size counts as recommended. The result is None without a loader or without a fastest size.
         """
         if self.loader is None or result.fastest_batch_size is None:
             return None
@@ -250,7 +250,7 @@ class BoundedSubject(Subject):
         return RemoteBoundedRunner(factory, prepare_seconds=seconds, remedy=remedy)
 
     def remedy(self, ladder: Ladder) -> str:
-        """Return in sentences why all batch sizes may have failed: state of earlier steps, or inputs without trace."""
+        """Return sentences on why all batch sizes may have failed: state of earlier steps, or inputs without trace."""
         remains = [
             sentence(of_remark(each)) for each in ladder.facts.get("remarks", []) if each["code"] == STATE_REMAINS
         ]

@@ -183,7 +183,7 @@ class NetworkSubject(Subject):
         }
 
     def facts(self, sizes: Sequence[int]) -> SubjectFacts:
-        """Return FLOP, rooflines and device memory, and for cubatch kernels the blocks of each layer, by batch size."""
+        """Return FLOP, least seconds, bytes of the process, and for cubatch kernels the blocks of each layer."""
         work, rows = self.work, dict[int, Any]()
         floor = functools.partial(roofline.roofline_seconds, work.spec, library=work.library)
         floors = {n: floor(n, work.device, work.mode, work.dtype) for n in sizes}
@@ -226,7 +226,7 @@ def memory_limit(devices: Sequence[Device] | None, device: Device, requested: in
     Return the memory that a step may take on each device: the least of all; ranks on a CPU divide the free memory.
 
     Args:
-        devices: Those that share a step; None for `device` alone.
+        devices: The devices that share a step; None for `device` alone.
         requested: As for `hardware.memory_limit`.
     """
     if devices is None:

@@ -76,7 +76,7 @@ class OnnxSubject(BoundedSubject):
 
     @property
     def conditions(self) -> Mapping[str, Any]:
-        """The checksums of the file and its weights, the version of ONNX Runtime, and the settings of malloc."""
+        """Checksums of the file and its weights, version and provider of ONNX Runtime, and the settings of malloc."""
         return {"malloc": heap.settings(self.device.kind), **self.versions, **_checksums(self.path, self.dims)}
 
     def start(self, *, refresh: bool) -> Sequence[Note]:  # noqa: ARG002

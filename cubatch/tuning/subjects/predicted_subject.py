@@ -1,4 +1,4 @@
-"""What `predict` predicts: a step of a network, or of a PyTorch module, on a GPU that need not be present."""
+"""The subjects of `predict`: steps of a network, or of a PyTorch module, on a GPU that need not be present."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LIBRARIES = ("vendor", "torch", "cubatch")
 
 @attrs.frozen(eq=False)
 class PredictedSteps:
-    """Predicted steps of some batch sizes."""
+    """The predicted steps of several batch sizes."""
 
     sharpened: Sharpened  # their seconds, corrected by anchors if there are any, with intervals and covariance
     roofline_seconds: Mapping[int, float]  # lower bounds by batch size, where known
