@@ -80,7 +80,7 @@ class UnknownName(InvalidArgument):
         field: The kind of name: "model", "device", "layers[2].type".
         value: The name that was given.
         known: All accepted names.
-        remedy: How to list the names, or what else to do.
+        remedy: How to list the names, or another next step.
     """
 
     def __init__(self, field: str, value: object, known: Iterable[str], remedy: str = "") -> None:

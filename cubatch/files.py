@@ -49,7 +49,7 @@ def is_writable(path: str | Path) -> bool:
 
 
 def trouble(path: str | Path) -> str:
-    """Return why a path cannot be used, such as its length; empty text if a file is there or could be created."""
+    """Return why a path cannot be used, such as its length; empty text if its file exists or could be created."""
     try:
         os.lstat(path)
     except FileNotFoundError:

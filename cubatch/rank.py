@@ -44,7 +44,7 @@ class _Rank:
         self._runner: Any = None
 
     def identifier(self) -> Any:
-        """Return a new NCCL identifier; ranks on GPUs that pass the same one to `meet` are connected."""
+        """Return a new NCCL identifier; ranks on GPUs that pass the same identifier to `meet` are connected."""
         from cubatch.engine.exchange import nccl_identifier
 
         return nccl_identifier()

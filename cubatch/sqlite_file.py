@@ -105,7 +105,7 @@ def _open(path: Path, schema: str, version: int) -> sqlite3.Connection:
 
 def _check(database: sqlite3.Connection, path: Path, schema: str, version: int) -> bool:
     """
-    Return whether the database is new.
+    Return whether the database is new, which is to have the given schema and version.
 
     Raises StoreError if it is of another program or version, sqlite3.DatabaseError if it is damaged.
     """
@@ -167,8 +167,8 @@ def locked(path: Path, name: str, seconds: float) -> Iterator[None]:
     """
     Hold the lock file `name` in the folder PATH.locks during the block; raise TimeoutError after waiting `seconds`.
 
-    It is a file lock, which the kernel drops when its holder ends. The lock's file stays: if one were removed that
-    another process is about to lock, two would hold it.
+    It is a file lock, which the kernel drops when its holder ends. The lock file is never removed: two processes, of
+    which the second creates the file again, would both hold a lock.
     """
     deadline = time.monotonic() + seconds
     folder = path.with_name(path.name + ".locks")
@@ -187,7 +187,7 @@ def locked(path: Path, name: str, seconds: float) -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """Return a phrase on why the database cannot be used; the error is one of `ERRORS`."""
+    """Return why the database cannot be used, as a phrase; the type of `error` is in `ERRORS`."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     words = {

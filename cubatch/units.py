@@ -135,7 +135,7 @@ def format_count(value: float) -> str:
 
 def format_percent(fraction: float) -> str:
     """
-    Format a fraction as a percentage with three significant digits, from 99.95 % on as a whole one.
+    Format a fraction as a percentage with three significant digits, from 99.95 % on without decimals.
 
     Example:
         >>> format_percent(0.934), format_percent(1.0), format_percent(0.09999)

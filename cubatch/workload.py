@@ -22,7 +22,7 @@ OPTIMIZERS = ("sgd", "momentum", "adam")
 @attrs.frozen(kw_only=True)
 class Workload:
     """
-    The description of a step on one device, except for its batch size.
+    The network, device and settings that determine a step, except for its batch size.
 
     Example:
         >>> work = Workload.of("mlp", "v100-sxm2-16gb", mode="training", dtype="float16")

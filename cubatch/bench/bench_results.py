@@ -81,7 +81,7 @@ def _figures(kernel: Kernel, arch: str) -> Figures | None:
     """
     Return the registers of a thread, the shared bytes of a block and the spilled bytes of a thread of a kernel.
 
-    The compiler reports them for `arch` ("sm_90"). Without a compiler they are the recorded ones, None if unrecorded.
+    The compiler reports them for `arch` ("sm_90"). Without a compiler the recorded values are returned, or None.
     """
     try:
         resources = compiler.compile_kernel(kernel, arch).resources[kernel.entry]
@@ -147,7 +147,7 @@ class Result:
 
     @property
     def best(self) -> Entry | None:
-        """The fastest cubatch kernel with right results; if none was timed, the first planned one; else None."""
+        """The fastest cubatch kernel with right results; without timings, the first planned kernel; else None."""
         planned = (entry for entry in self.entries if entry.side == OURS and entry.status == "planned")
         return self.times.get(OURS) or next(planned, None)
 

@@ -66,6 +66,10 @@ def of_layer(
     """
     Return the case of one pass of a layer at a batch size.
 
+    Raises:
+        UnknownName: If the dtype is unknown.
+        InvalidArgument: If the batch size is no whole number of at least 1, or the engine has no kernel for the pass.
+
     Example:
         >>> from cubatch.network.layers import Conv2d
         >>> conv = Conv2d(h=56, w=56, c=64, k=64, r=3, s=3, pad=1)
@@ -179,6 +183,9 @@ def gemm(m: int, n: int, k: int, *, layout: str = "nt", dtype: str = "float32") 
         layout: "nt" is (m, k) times the transpose of (n, k), the output of a layer. "nn" is (m, k) times (k, n), the
             gradient of its input. "tn" is the transpose of (k, m) times (k, n), the gradient of its filter.
 
+    Raises:
+        InvalidArgument: If an extent is no whole number of at least 1, or the layout is unknown.
+
     Example:
         >>> gemm(64, 32, 16, layout="tn").name, gemm(64, 32, 16).flops
         ('gemm tn 64 x 32 x 16', 65536)
@@ -279,6 +286,9 @@ def optimizer_step(name: str, parameters: int, dtype: str = "float32") -> Case:
         name: "sgd", "momentum" or "adam".
         parameters: The number of parameters.
         dtype: Storage of the parameters and the gradient; the state is float32.
+
+    Raises:
+        UnknownName: If the optimizer is unknown.
 
     Example:
         >>> optimizer_step("momentum", 1000, "bfloat16").moved_bytes == 1000 * (2 + 2 + 2 * 4 + 2 * 4)

@@ -158,15 +158,15 @@ class Check:
 
 class Expected:
     """
-    The right results of a case at a sample of places.
+    The right results of a case at a random sample of indices.
 
     They are computed before the kernels run, since kernels may overwrite operands.
 
     Args:
         case: The call of an operation.
         arrays: The operands of the case by name, filled.
-        rng: Draws the sample of places.
-        images, channels: Number of places along an axis of samples, or of channels, that is cut; `None` for all.
+        rng: Draws the indices.
+        images, channels: Number of indices along an axis of samples, or of channels, that is cut; `None` for all.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class Expected:
         factor: float = 1.0,
     ) -> Check:  # fmt: skip
         """
-        Compare the results of a kernel with the right ones; return the worst error in units of its bound.
+        Compare the results of a kernel with the right results; return the worst error / its bound.
 
         Args:
             arrays: All arrays of the case.
@@ -265,7 +265,7 @@ class Expected:
         return sums.get(name, np.abs(factor) * (errors + share * (sums["dbeta"] + distance * sums["dgamma"])))
 
     def _call(self, operands: Arrays) -> dict[str, Any]:
-        """Return the results that the engine computes in float64, without those that are wrong for part of an array."""
+        """Return the engine's results in float64, without results that are wrong if operands are cut, such as sums."""
         case = self._case
         arrays = {name: array.copy() for name, array in operands.items()}
         for name in case.results:
@@ -284,7 +284,7 @@ class Expected:
         return {name: arrays[name].astype(np.float64) for name in case.results if not (is_cut and name in partial)}
 
     def _cut(self, name: str, array: Any) -> np.ndarray[Any, Any]:
-        """Return a NumPy copy of an array of the operand `name` at the places of the sample only."""
+        """Return a NumPy copy of an array of the operand `name`, with the sampled indices only."""
         for letter, axes in self._cuts.items():
             places, axis = self._places.get(letter), axes.get(name)
             if places is not None and axis is not None:
@@ -316,9 +316,9 @@ def _places(
     channels: int | None,
 ) -> dict[str, list[int]]:  # fmt: skip
     """
-    Return random places along each axis to cut, by its letter, always with the last; a whole axis has no entry.
+    Return random indices along each axis to cut, by its letter, always with the last; an uncut axis has no entry.
 
-    `images` and `channels` are the numbers of places along an axis of samples and along any other; None: all.
+    `images` and `channels` are the numbers of indices along an axis of samples and along any other; None: all.
     """
     drawn: dict[str, list[int]] = {}
     for letter, axes in cuts.items():

@@ -48,7 +48,7 @@ class Entrant:
 
     @property
     def used(self) -> Sequence[Timing]:
-        """Timings at an unthrottled clock; all timings if there are none."""
+        """The timings at an unthrottled clock; all timings if the clock was always throttled."""
         return [timing for timing in self.timings if not timing.throttled] or self.timings
 
     @property
@@ -68,7 +68,7 @@ class Entrant:
 
     @property
     def is_known(self) -> bool:
-        """Whether the median needs no further timings: its interval is narrow, or there are enough timings."""
+        """Whether timing can end: the median's interval is at most 1 % wide, or enough timings were taken."""
         if len(self.timings) >= MAX_ROUNDS:
             return True
         if all(timing.throttled for timing in self.timings):

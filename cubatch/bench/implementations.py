@@ -146,8 +146,8 @@ def ways(case: Case, device: Device, variants: Which = "chosen", without: Collec
     Return the implementations of a case on cubatch kernels.
 
     Args:
-        variants: "chosen": the variant ranked first; "ranked": every variant, only those on tensor cores if there are
-            any; "all": every variant and kernels/naive.
+        variants: "chosen": the variant ranked first; "ranked": all variants on tensor cores, or all variants if none
+            is; "all": every variant and kernels/naive.
         without: Families of kernels that are left out.
     """
     first = Way(case, device)

@@ -62,7 +62,7 @@ Ways = Mapping[str, Callable[[Any, Case], Mapping[str, Way]]]
 
 def rivals(case: Case, module: types.ModuleType, *, others: Ways | None = None) -> list[Rival] | str:
     """
-    Return the implementations of a case by other libraries, first the one with the array layout of cubatch.
+    Return the implementations of a case by other libraries, beginning with that in cubatch's array layout.
 
     Args:
         module: Array module: CuPy, or NumPy in tests.
@@ -234,7 +234,7 @@ def _linear_way(torch: Any, case: Case) -> Way:
 
 def _convolution_ways(torch: Any, case: Case, layer: Conv2d, *, on_gpu: bool) -> dict[str, Way]:
     """
-    Return PyTorch's implementations of a convolution's pass by name: on a CPU "torch", on a GPU those of cuDNN.
+    Return PyTorch's implementations of a convolution's pass by name: "torch" on a CPU, several of cuDNN on a GPU.
 
     * Channels last: the arrays as cubatch has them, which suits tensor cores.
     * NCHW: in float32, where many algorithms of cuDNN support nothing else. The arrays are copied before timing.

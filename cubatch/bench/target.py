@@ -156,7 +156,7 @@ def _drawn(module: ModuleType, case: Case, random: Any) -> Arrays:
 
 
 def _save(case: Case, arrays: Arrays, random: Any) -> None:
-    """Overwrite the arrays that a backward pass reads by those of its forward pass, by NumPy or CuPy in float32."""
+    """Compute the forward pass in float32, and overwrite the arrays that the backward pass reads with its results."""
     given = {name: elements.decoded(array) for name, array in arrays.items() if name not in case.results}
     saved: dict[str, Any] = {}
     if case.operation == "attention_backward":

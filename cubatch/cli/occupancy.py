@@ -120,7 +120,7 @@ def _of_layer(place: tuple[Layer, Pass] | None, model: str | None, requested: st
     """
     Return the end of a title: the pass and layer that the kernel computes, and the model; empty if `place` is None.
 
-    If the user named no layer (`requested` None), it adds that this is the one with most FLOP.
+    If the user named no layer (`requested` is None), the text adds that the layer is that with most FLOP.
     """
     if place is None:
         return ""
@@ -138,7 +138,7 @@ def _check_options(
     sweep: str | None,
     plot: str | None,
 ) -> None:
-    """Raise BadParameter if options exclude each other, or one needs another that was not given."""
+    """Raise BadParameter if options exclude each other, or an option needs a second that was not given."""
     given = [name for name, value in raw.items() if value is not None]
     if kernel is not None and given:
         options = " and ".join(given)
@@ -186,7 +186,7 @@ def _launches(
     """
     Return the kernel variants that `kernel` means and the GPU runs, each with the resources of a block.
 
-    Without `kernel` the only item is None with the given resources. `single` is whether one variant must be meant.
+    Without `kernel` the only item is None with the given resources. `single` makes several variants an InvalidArgument.
     """
     from cubatch.errors import InvalidArgument
     from cubatch.kernels import resources, survey

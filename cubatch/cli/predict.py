@@ -135,7 +135,7 @@ def _predicted(spec: Any, *batches: Any, devices: list[str] | None = None, **opt
     """
     Return the prediction of a network, or of a module with batches, for one device or several.
 
-    Of several `devices` it is the comparison; None means the device among the options.
+    For several `devices` a comparison is returned; None: for the `device` among the options.
     """
     from cubatch.tuning import comparison, prediction
 

@@ -73,7 +73,7 @@ def bind(
 
     Raises:
         typer.BadParameter: If `model` is no "package.module:name", an option of `others` is given, or autocast does not
-            support `dtype`. Also unless exactly one of the three kinds of inputs is given.
+            support `dtype`. Also if `inputs.check` fails.
         CubatchError: If an extent is below 1, or the function of --example-inputs does not exist or raises an error.
     """
     if model.lower().endswith(".onnx"):

@@ -38,7 +38,7 @@ def num_blocks(layer: Layer, pass_: Pass, batch_size: int, tile: tuple[int, int]
     Return the blocks of a pass as an implicit product: one per tile of the result.
 
     The phases of a strided dgrad and the groups of a convolution share one grid.  The products of attention depend on
-    each other and are several launches: the one with most FLOP represents them.
+    each other and are several launches: only the blocks of the launch with most FLOP are counted.
 
     Args:
         tile: Rows and columns of a tile; see `on_sms.first_grid`.

@@ -31,7 +31,7 @@ def first_grid(
     Return tile and blocks of a pass, by the cubatch kernel ranked first or by the vendor's usual tile.
 
     Args:
-        batch_size: Samples; for small ones smaller tiles are ranked first.
+        batch_size: Samples; for small batches smaller tiles are ranked first.
         library: "cubatch" or "im2col", which stands for the vendor.
 
     Returns:

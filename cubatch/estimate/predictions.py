@@ -66,7 +66,7 @@ class StepPrediction:
 
 @attrs.frozen(eq=False)
 class Part:
-    """Seconds, algorithms and blocks of several passes, as one model predicts them."""
+    """Predicted seconds, algorithms and blocks of several passes, by the same model."""
 
     seconds: Array  # seconds, blocks: arrays of shape (passes, batch sizes)
     algorithms: Sequence[tuple[str, ...]]  # for each pass the algorithm at each batch size

@@ -73,7 +73,7 @@ def find(name: str) -> Device:
 
 def sharing(name: str) -> tuple[Device, ...]:
     """
-    Return the devices of the catalogue that have a name: none, one or several.
+    Return the devices of the catalogue that have this name; empty if no device has it.
 
     Example:
         >>> [found.slug for found in sharing("NVIDIA GeForce RTX 3060")]

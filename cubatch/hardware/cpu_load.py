@@ -53,7 +53,7 @@ def snapshot(worker_pid: int | None = None, *, root: Path = ROOT) -> Snapshot | 
     Return the CPU times in seconds up to now; None without a readable /proc/stat.
 
     Args:
-        worker_pid: A child of this process that measures for it and has not been waited for.
+        worker_pid: The running worker process, a child of this process; its time counts as own time. None: no worker.
         root: The folder that contains /proc.
     """
     times = os.times()

@@ -77,7 +77,7 @@ def read(name: str) -> Device:
         name: Path of a .toml file. It must have the key "compute_capability"; the default "name" is the file's.
 
     Returns:
-        Device: Its facts; missing ones are None. It is not live, and the file is its source.
+        Device: The device; an attribute whose key is missing is None. It is not live, and `source` is the file.
 
     Raises:
         InvalidArgument: If the file cannot be read, describes several devices, or a value is missing or invalid.
@@ -129,8 +129,8 @@ def lacks(device: Device, facts: Sequence[str]) -> str:
     Return a sentence about the keys that a device's file lacks; empty where no file describes the device.
 
     Args:
-        device: A device some of whose facts are not known.
-        facts: The unknown facts as `Device` names them: "num_sms", "peak_flops_per_second['float32']".
+        device: A device with unknown attributes.
+        facts: The unknown attributes of `Device`: "num_sms", "peak_flops_per_second['float32']".
 
     Example:
         >>> lacks(Device(name="mine", source="my-gpu.toml"), ["clock_hz", "peak_flops_per_second['float32']"])

@@ -56,7 +56,7 @@ def visible_gpus() -> tuple[VisibleGpu, ...]:
 
     Raises:
         DeviceNotAvailable: If there is no CUDA driver, or it shows no GPU.
-        DeviceFailed: If the driver reports another error.
+        DeviceFailed: If the driver reports an error other than these.
     """
     cuda = load()
     status = cuda.cuInit(0)

@@ -109,7 +109,7 @@ def _and_held(held: int) -> str:
 
 def _read(uuid: str, held: int) -> tuple[int | None, str]:
     """
-    Return a GPU's free bytes, and a sentence on other processes that hold much of its memory.
+    Return a GPU's free bytes, and a sentence on other processes if they hold at least 5 % of its memory.
 
     The bytes are None if NVML reports none, and the sentence is empty if others hold little. `held` are the bytes that
     this process is known to hold.

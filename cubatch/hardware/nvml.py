@@ -110,7 +110,7 @@ class Monitor:
 
     Clocks, power, energy, temperature and utilization belong to a whole board. For a MIG device they are None, since
     other slices share in them. `snapshot` and `driver_version` raise DeviceFailed if NVML reports an error. All other
-    methods are called while something is measured, and return None or an empty tuple instead.
+    methods are called while something is measured, and return None, an empty tuple or a Snapshot of None instead.
 
     Args:
         uuid: "GPU-..." or "MIG-..." as nvidia-smi -L prints it.
@@ -255,7 +255,8 @@ def listed() -> list[Listed]:
 
     Raises:
         DeviceNotAvailable: If there is no GPU, or no NVIDIA driver.
-        DeviceFailed: If NVML fails.
+        DeviceFailed: If NVML cannot be started, or cannot count the GPUs. A GPU that cannot be read is listed with its
+            `problem`.
     """
     nvml = _start("cuda", "Install or load the NVIDIA driver.")
     gpus: list[Listed] = []

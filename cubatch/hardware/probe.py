@@ -117,7 +117,7 @@ def _by_uuid(uuid: str) -> Device:
 
 
 def _catalogue(name: str) -> Device:
-    """Return the device of a name, in the catalogue or this machine; raise InvalidArgument if it is not exactly one."""
+    """Return the device of a name, in the catalogue or this machine; raise InvalidArgument for none or several."""
     try:
         return catalogue.find(name)
     except InvalidArgument as error:

@@ -202,14 +202,14 @@ def carveout_percent(
     *, compute_capability: Sequence[int], blocks_per_sm: int, shared_bytes_per_block: int
 ) -> int:  # fmt: skip
     """
-    Return the smallest carve-out, in percent of the SM's shared memory, that holds a number of blocks.
+    Return the smallest carve-out, in percent of the SM's shared memory and at most 100, that holds a number of blocks.
 
     The rest of the memory is L1 cache. Without a preferred carve-out the driver chooses one by its own rules, and
     `occupancy` assumes the largest. Devices with a fixed size ignore it.
 
     Args:
         compute_capability: (major, minor) of the device.
-        blocks_per_sm: Blocks as `occupancy` counts them.
+        blocks_per_sm: Number of blocks, such as `blocks_per_sm` of `occupancy`.
         shared_bytes_per_block: Static and dynamic shared memory together.
 
     Example:

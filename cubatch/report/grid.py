@@ -138,7 +138,7 @@ class Grid:
 
         Args:
             width: Characters per line: dispensable columns are left out until the others fit, and lists in the last
-                column are shortened.  None keeps everything.
+                column are shortened.  None: nothing is left out or shortened.
         """
         cells = [[", ".join(cell) or None if isinstance(cell, tuple) else cell for cell in row] for row in self.rows]
         places = [

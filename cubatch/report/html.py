@@ -78,7 +78,7 @@ def document(article: Article) -> str:
 
 def output(article: Article) -> str:
     """
-    Return an article as HTML for an output cell of a notebook, with tables and facts in elements that fold.
+    Return an article as HTML for an output cell of a notebook; the user can fold its tables.
 
     It has no headings, which would enter the notebook's table of contents, and no ids, so that a notebook may hold
     several outputs.

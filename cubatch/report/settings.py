@@ -14,7 +14,7 @@ def setting(known: Mapping[str, Any], device: str | None) -> str:
     """
     Return device, mode, dtype, library, recomputation and date in one line, without unknown values.
 
-    `known` has the fields of a TuningResult, of which `device` is not used; None leaves the device out.
+    `known` has the fields of a TuningResult by name. `device` is the device's name; None leaves it out.
     """
     library, created = known.get("library"), str(known.get("created") or "")
     parts = [
@@ -40,7 +40,7 @@ def tables_of(result: BatchSizeResult) -> dict[str, dict[str, object]]:
 
 def tables(known: Mapping[str, Any], measured: Mapping[str, object] | None = None) -> dict[str, dict[str, object]]:
     """
-    Return tables of device, GPU state, settings and environment: by title, values by label, without unknown ones.
+    Return tables of device, GPU state, settings and environment: by title, known values by label.
 
     Args:
         known: Fields of a TuningResult.

@@ -129,7 +129,7 @@ def run(request: StudyRequest, budget: float) -> Findings:
 
 def load_images(request: StudyRequest, network: Network) -> tuple[Dataset, Dataset]:
     """
-    Return the images for training and testing: MNIST, or in a quick study its first images, else generated ones.
+    Return the images for training and testing: MNIST, in a quick study its first images or generated images.
 
     A full study without a folder of images raises InvalidArgument.
     """
@@ -315,7 +315,7 @@ def points(rows: Sequence[Mapping[str, Any]], *, missing: int = 0) -> list[str]:
 
 def _undertrained(rows: Sequence[Mapping[str, Any]], policy: str) -> str:
     """
-    Return a sentence if a policy's largest batch has a higher training loss and clearly lower accuracy than BASE.
+    Return a sentence if a policy's largest batch has a higher training loss and certainly lower accuracy than BASE.
 
     Otherwise, or without both rows, return an empty string. `rows` are those of `summarize`, with their gap.
     """

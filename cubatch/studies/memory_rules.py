@@ -139,8 +139,8 @@ def points(
     Return sentences on the errors of memory plan and textbook count, the parts of memory, and the largest batch.
 
     Args:
-        measured: A row of `_bytes_of` for each mode and batch size; the parts are those of the last one.
-        rules: Rows of `_compare_rules`, each with the ratio of a rule's bytes to the measured ones.
+        measured: A row of `_bytes_of` for each mode and batch size; the sentence on parts describes the last row.
+        rules: Rows of `_compare_rules`, each with "ratio", a rule's bytes / measured bytes.
         largest: The result of `_largest`: the largest batch by the formula ("value") and by the plan ("computed").
     """
     lines = []

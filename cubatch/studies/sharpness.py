@@ -24,7 +24,7 @@ ENOUGH = 0.01  # an eigenvalue is known where it cannot be further from the esti
 
 @attrs.frozen(kw_only=True)
 class Sharpness:
-    """The largest eigenvalue, the number of Lanczos iterations, and whether the eigenvalue is known to 1 % of it."""
+    """The largest eigenvalue, the number of Lanczos iterations, and whether the eigenvalue's error is at most 1 %."""
 
     eigenvalue: float
     iterations: int

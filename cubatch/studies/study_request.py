@@ -133,8 +133,8 @@ def training_facts(
         images: Images for training and testing, which belong to the conditions by their checksum.
 
     Returns:
-        The key under which its findings are cached, with everything that they depend on except the budget; and the
-        facts for its JSON.
+        The key under which the study's findings are cached, with everything that they depend on except the budget; and
+        device, settings, time and environment for the study's JSON.
     """
     work, device = request.work, request.work.device.to_mapping()
     shown = ("name", "kind", "compute_capability", "threads", "memory_bytes")

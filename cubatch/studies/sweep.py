@@ -109,7 +109,7 @@ def powers_and_neighbors(limit: int) -> dict[int, tuple[int, ...]]:
     """
     Return, by power of two, the batch sizes that are compared with this power.
 
-    The powers are 128, 256, 512 and larger ones up to the limit, but at least the three largest that it allows.
+    The powers are those from 128 to `limit` - 1; if these are fewer than three, the three largest from 4 on.
     A limit below 5 raises InvalidArgument.
 
     Example:
@@ -174,7 +174,7 @@ def floor_of(seconds: Mapping[int, float]) -> dict[str, int | None]:
     Return the three batch sizes that bound the ranges of constant step time and of nearly best throughput.
 
     Args:
-        seconds: Seconds of a step, by batch size; without those of size 1, NothingMeasured is raised.
+        seconds: Seconds of a step, by batch size; without size 1, NothingMeasured is raised.
 
     Returns:
         "floor", the largest size up to which every step takes at most 1.1 times as long as a step of one sample; None
@@ -201,7 +201,7 @@ def floor_of(seconds: Mapping[int, float]) -> dict[str, int | None]:
 
 def answer_floor(floor: int | None, seconds: Mapping[int, float]) -> str:
     """
-    Return a sentence on `floor`, the largest batch size whose step takes as long as one of a single sample.
+    Return a sentence on `floor`, the largest batch size whose step takes as long as the step of a single sample.
 
     `floor` is None if a larger step was faster, and `seconds` are those of a step by batch size: see `floor_of`.
     """

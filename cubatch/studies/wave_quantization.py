@@ -127,7 +127,7 @@ def _over_threads(work: Workload, limit: int) -> Distribution:
 
 def window(full: int, around: int, limit: int) -> range:
     """
-    Return the batch sizes around the full wave `full`: `around` on either side, at most half of it, and up to `limit`.
+    Return the batch sizes around `full`: min(around, full // 2) on either side, but none above `limit`.
 
     Example:
         >>> window(28, 8, 1000), window(4, 8, 1000)

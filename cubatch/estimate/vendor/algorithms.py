@@ -86,7 +86,7 @@ class Work:
     @classmethod
     def of(cls, pass_: Index, **extents: Array | Sequence[float] | float) -> Work:
         """
-        Return a table of cases, to which the extents of their matrix products are added.
+        Return the table of the cases with the given extents; the extents of their matrix products are computed.
 
         Args:
             pass_: Index into PASSES, for each case.

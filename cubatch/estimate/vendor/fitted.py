@@ -138,7 +138,7 @@ def sustained(device: Device) -> float:
 
 
 def kin_of(device: Device) -> str:
-    """Return the name of the group of GPUs whose SMs issue instructions alike: libraries use equal kernels there."""
+    """Return the name of a GPU's group, whose SMs issue instructions alike, so that libraries use equal kernels."""
     return _like(device).kin
 
 
@@ -154,5 +154,5 @@ def lanes(device: Device) -> int:
 
 
 def _like(device: Device) -> Architecture:
-    """Return the architecture of a GPU; of one with unknown compute capability, the oldest."""
+    """Return the architecture of a GPU; the oldest if its compute capability is unknown."""
     return architectures.like(device.compute_capability or (0, 0))

@@ -18,7 +18,8 @@ def draw(payload: Mapping[str, Any], path: str | Path) -> None:
     """
     Draw a profile into a file as stacked bars of time, one color for each cause.
 
-    For one batch size there is a bar for each of the 24 longest passes; for several, a bar for each by time per sample.
+    For a single batch size, each of the 24 longest passes has a bar. Of several sizes, each has a bar of the time per
+    sample.
 
     Args:
         payload: The profiles in JSON form, from `tables.profile.mapping`.

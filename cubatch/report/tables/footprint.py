@@ -144,9 +144,10 @@ def modes(
 
 def _fits(modes: Mapping[Mode, ModeMemory], limit: int, why: str, target: int | None) -> str:
     """
-    Return a sentence on the largest batch size of each mode, and the modes where the requested one is too large.
+    Return a sentence with the largest batch size of each mode, and the modes in which the requested size does not fit.
 
-    `target` is the number of samples per optimizer step; None: gradients are not accumulated.
+    `limit` is the available memory in bytes and `why` its source.  `target` is the number of samples per optimizer
+    step; None: gradients are not accumulated.
     """
     requested = next(iter(modes.values())).footprint
     largest = {mode: memory.max_batch_size for mode, memory in modes.items()}

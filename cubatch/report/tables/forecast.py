@@ -203,7 +203,7 @@ def _bound(passes: Sequence[PassShare]) -> str | None:
 
 
 def _summed(rest: Sequence[PassShare]) -> list[list[Any]]:
-    """Return a row for the matrix products in `rest`, and one for its passes that only move bytes; none for no pass."""
+    """Return a row that sums the matrix products in `rest`, and a row for the other passes; no row for no pass."""
     moving = [each for each in rest if each.blocks is None]
     kinds = {"products": [each for each in rest if each.blocks is not None], "bytes": moving}
     return [
