@@ -35,7 +35,7 @@ _IMPORTED = (
 
 @attrs.frozen(kw_only=True)
 class ModuleSource:
-    """The source of a function by name, and the files and packages that it depends on."""
+    """The name of a function, its source files, and the versions or digests by name of packages that these import."""
 
     name: str  # "package.module:build"
     files: tuple[Path, ...]  # its file, and the user's own files that are imported from there
@@ -95,7 +95,8 @@ def load(name: str, field: str = "module") -> Any:
     Import and return the function "package.module:function"; `field` is the argument that errors name.
 
     Raises:
-        InvalidArgument: If there is no such module or function; the message lists similar names.
+        InvalidArgument: If the name has another form, or there is no such module or function, for which the message
+            lists similar names. Also if the value is not callable.
     """
     if not callable(made := load_any(name, field)):
         raise InvalidArgument(field, name, f"the name of a function; it is a {type(made).__name__}")
@@ -119,7 +120,7 @@ def load_any(name: str, field: str) -> Any:
 
 def dotted(name: str) -> str:
     """
-    Return "path/file.py:name" as "path.file:name", with the name of a module; other names unchanged.
+    Return "path/file.py:name" as "path.file:name", where "path.file" is the module; other names unchanged.
 
     Example:
         >>> dotted("models/small.py:build"), dotted("models.small:build")
@@ -130,7 +131,7 @@ def dotted(name: str) -> str:
 
 
 def _followed(first: _Module) -> tuple[list[Path], list[str]]:
-    """Return the user's own files that a module imports, directly or not, and the names of installed packages."""
+    """Return a module's file and the user's files that it imports, directly or not, and names of installed packages."""
     waiting, files, installed = [first], {first.source}, set()
     while waiting:
         module = waiting.pop()

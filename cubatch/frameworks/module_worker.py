@@ -23,12 +23,12 @@ CALLABLE = "a function that can be imported and called without arguments"
 
 def pack(batches: Any) -> Any:
     """
-    Return inputs as JSON: a shape as a list, a function's name as a dict, all others as base64 text of `torch.save`.
+    Return inputs for JSON: a shape as a list, a name as {"name": ...}, others as base64 text of `torch.save`.
 
     Of a data loader or data set, batches of 4 and 16 samples are written.
 
     Raises:
-        InvalidArgument: If they cannot be saved.
+        InvalidArgument: If `torch.save` cannot write them.
     """
     if is_shape(batches):
         return list(batches)
@@ -54,7 +54,7 @@ def unpack(packed: Any) -> Any:
     Return the inputs that `pack` wrote; only for data of the same user, since unpickling can run code.
 
     Raises:
-        InvalidArgument: If the class of an object in it cannot be imported.
+        InvalidArgument: If `torch.load` fails, as for an object of a class that cannot be imported here.
     """
     if isinstance(packed, list):
         return tuple(packed)
@@ -78,7 +78,7 @@ def digest(packed: Any) -> str:
 
 def example(name: str) -> Any:
     """
-    Return the result of a user's function that makes example inputs; PyTorch's generator is seeded with 0 first.
+    Return the example inputs that the function "package.module:function" makes; PyTorch is seeded with 0 first.
 
     Raises:
         InvalidArgument: If there is no such function, or it raises.
@@ -96,7 +96,7 @@ def place_of(device: str) -> str:
         device: As `Device.address`.
 
     Raises:
-        DeviceNotAvailable: If CUDA does not show it to this process.
+        DeviceNotAvailable: If CUDA does not show the GPU to this process.
 
     Example:
         >>> place_of("cpu")
@@ -116,9 +116,13 @@ def runner(
         build: "package.module:build", a function without arguments that returns a torch.nn.Module.
         inputs: As `pack` wrote them.
         device: Where it runs, as `Device.address`.
-        memory_limit: Bytes that a step may take.
-        seed: Seeds PyTorch's generator before the module is built, and draws the inputs.
+        memory_limit: Bytes that the module, a batch and its step may take together.
+        seed: Seed of PyTorch's generator before the module is built, and of the random inputs.
         options: Further arguments of `TorchModule`.
+
+    Raises:
+        InvalidArgument: If `build` cannot be imported, raises, or returns no torch.nn.Module.
+        DeviceNotAvailable: If CUDA does not show the GPU to this process.
     """
     torch.manual_seed(seed)
     with user_code.users("module", build, CALLABLE):

@@ -25,7 +25,7 @@ _DYNAMIC = (
 
 @attrs.frozen(kw_only=True)
 class Input:
-    """An input of a graph."""
+    """An input of a graph: `shape` lacks the batch axis; `values` is the number of rows that indices select from."""
 
     name: str  # name, dtype: as in the file; the type by its name in NumPy
     dtype: str
@@ -51,14 +51,14 @@ class OnnxGraph:
         dims: Extents of open axes other than the batch, by name.
 
     Attributes:
-        inputs: Its inputs.
-        outputs: Names of its outputs.
-        files: The file and those of external weights.
-        rewritten: The file with a symbolic batch axis, if its own is fixed; else None.
+        inputs: Inputs of the graph.
+        outputs: Names of the graph's outputs.
+        files: Paths of the file and of external weights.
+        rewritten: The file's bytes with a symbolic batch axis, if its own is fixed; else None.
 
     Raises:
-        InvalidSpec: If it cannot be read, an input has another open extent than the batch or an unsupported type, or
-            a Reshape fixes the batch.
+        InvalidSpec: If the file cannot be read, or an input has an unsupported type or another open axis than the
+            batch. Also if an output is no tensor of numbers, or a Reshape fixes the batch.
         InvalidArgument: If `dims` names an axis that is not open.
         MissingDependency: If onnx is not installed.
     """
@@ -136,7 +136,7 @@ class OnnxGraph:
 
     def _input(self, graph: Any, value: Any) -> Input:
         """
-        Return an input of the graph; raise InvalidSpec for an open axis that is not the batch, or another type.
+        Return an input of the graph; raise InvalidSpec for an open axis other than the batch or a bad type.
 
         Its batch axis has the name of the batch, or is axis 0 and open or as long as the batch.
         """
@@ -157,7 +157,7 @@ class OnnxGraph:
         return Input(name=value.name, dtype=dtype, shape=shape, batch_axis=batch_axis, values=rows)
 
     def _output(self, value: Any) -> str:
-        """Return the name of an output; raise InvalidSpec for one that is no tensor of numbers and cannot be bound."""
+        """Return the name of an output; raise InvalidSpec unless it is a tensor of numbers, which can be bound."""
         kind = value.type.WhichOneof("value") or "tensor_type"
         is_text = kind == "tensor_type" and value.type.tensor_type.elem_type == self._onnx.TensorProto.STRING
         if kind == "tensor_type" and not is_text:
@@ -251,7 +251,7 @@ class OnnxGraph:
         alive = peak = sum(sizes.get(each.name, 0) for each in self.inputs)
         for number, node in enumerate(nodes):
             if unknown := [name for name in node.output if name and name not in sizes]:
-                raise NotImplementedError(f"onnx infers no shape of {unknown[0]}, which {node.op_type} gives")
+                raise NotImplementedError(f"onnx infers no shape of {unknown[0]}, an output of {node.op_type}")
             alive += sum(sizes.get(name, 0) for name in node.output)
             peak = max(peak, alive)
             done = {name for name in [*node.input, *node.output] if last.get(name, number) == number} - lasting

@@ -38,15 +38,15 @@ class OnnxRuntimeRunner(BoundedRunner):
         kind: "cpu" or "cuda".
         index: Number of the GPU.
         threads: Threads per operator on the CPU; None is the number of cores.
-        memory_limit: Bytes that a step may take.
-        seed: Draws the inputs.
+        memory_limit: Bytes that the model, a batch and its step may take together.
+        seed: Seed of the random inputs.
         meter: Measures the memory of a step.
         clock: Times steps, and reads the free memory of the device.
         dims: Extents of open axes other than the batch, by name.
 
     Raises:
         InvalidSpec: If the file cannot be run at any batch size.
-        DeviceNotAvailable: If this ONNX Runtime lacks CUDA.
+        DeviceNotAvailable: If the installed ONNX Runtime lacks CUDA or cannot load it.
         MissingDependency: If ONNX Runtime or onnx is not installed.
     """
 
@@ -81,7 +81,7 @@ class OnnxRuntimeRunner(BoundedRunner):
         return super().look(seconds=seconds, top=top, trace_seconds=trace_seconds)
 
     def results(self, inputs: dict[str, np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
-        """Return the outputs of a step on these inputs as NumPy arrays."""
+        """Return the outputs of a step as NumPy arrays; `inputs` has an array for each input by name."""
         binding, step = self._bound(self._session(), inputs)
         step()
         outputs: list[np.ndarray[Any, Any]] = binding.copy_outputs_to_cpu()
@@ -148,7 +148,7 @@ class OnnxRuntimeRunner(BoundedRunner):
         return {each.name: drawn(each, batch_size, generator) for each in self._graph.inputs}
 
     def _compare(self) -> None:
-        """Reject a file that cannot be run, or whose first output does not grow with the batch."""
+        """Raise InvalidSpec if 1 and 2 samples cannot be run, or the first output does not grow with them."""
         shapes = []
         for n in _COMPARED:
             try:
@@ -205,7 +205,7 @@ def runner(
         path: Path of the file.
         device: A `Device.address`, such as "cuda:0".
         threads: Threads of a session; None: the number of cores.
-        memory_limit: Bytes that a step may take.
+        memory_limit: Bytes that the model, a batch and its step may take together.
         seed: Seed of the random inputs.
         dims: Extents of open axes by name; None: no axis is fixed.
     """

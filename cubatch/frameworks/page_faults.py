@@ -33,7 +33,7 @@ class PageFaults:
         self._begun = resource.getrusage(resource.RUSAGE_SELF)
 
     def end(self, batch_size: int, steps: int) -> None:
-        """Stop counting; keep the largest share of CPU time and the page faults per step of a batch size."""
+        """Stop counting after `steps` steps; keep a batch size's largest share of CPU time, and its faults per step."""
         begun, self._begun = self._begun, None
         if begun is None or not steps:
             return
@@ -45,7 +45,7 @@ class PageFaults:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """For each `batch_size` the largest `share` of the CPU time, and the page faults per step as `faults`."""
+        """For each `batch_size` its largest `share` of CPU time (at most 1), and page faults per step as `faults`."""
         return [{"batch_size": n, "share": share, "faults": faults} for n, (share, faults) in self._worst.items()]
 
 
@@ -53,7 +53,7 @@ def describe(rows: Sequence[Mapping[str, Any]], sizes: Collection[int]) -> list[
     """
     Return a list with a note on the batch size whose page faults take the largest share of CPU time.
 
-    It is empty if the share is too small to matter, or malloc is not glibc's with its default settings.
+    It is empty if the share is below 5 %, or malloc is not glibc's with its default settings or cubatch's.
 
     Args:
         rows: Rows of `PageFaults`.

@@ -27,7 +27,7 @@ class PinnedInstances(RemoteBoundedRunner):
 
     Args:
         factory: Builds the runner, in each worker.
-        shares: Numbers of the CPUs of each instance.
+        shares: Indices of the CPUs that each instance is bound to.
         prepare_seconds, remedy: As for `RemoteBoundedRunner`.
     """
 
@@ -104,9 +104,10 @@ class PinnedInstances(RemoteBoundedRunner):
 
     def _together(self, own: Callable[..., Any], method: str, *arguments: Any) -> list[Any]:
         """
-        Call a method of all instances at the same time, and return the results; raise the first error when done.
+        Call a method of all instances at the same time; return their results, or raise the first error when done.
 
-        Ctrl-C ends the other instances instead of waiting for them.
+        `own` is the method of the first instance, `method` its name in the others. Ctrl-C ends the others without
+        waiting for them.
         """
         waiting = [self._pool.submit(getattr(other, method), *arguments) for other in self._others]
         try:

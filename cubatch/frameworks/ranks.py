@@ -93,7 +93,7 @@ class Ranks:
         """
         Return the memory limit `room` of this rank, lowered to the smallest limit of all ranks; a collective operation.
 
-        Ranks on the CPU of one host share its free memory. `held` are bytes that this rank has already.
+        Ranks on the CPU of one host share its free memory. `held` are the bytes that this rank has allocated already.
         """
         mine = room.bytes
         if device.kind == "cpu":
@@ -112,17 +112,17 @@ class Ranks:
         return values
 
     def broadcast(self, value: Any = None) -> Any:
-        """Return the value of rank 0; a collective operation."""
+        """Return the `value` that rank 0 passes; other ranks pass none. A collective operation."""
         values = [value]
         self._distributed.broadcast_object_list(values, src=0, group=self._group)
         return values[0]
 
     def do(self, runner: ModuleRunner, command: str, *arguments: Any) -> list[Any]:
         """
-        Run a command on the runners of all ranks, and return the list of their results; called on rank 0 only.
+        Run a command on the runners of all ranks; return their results in order of rank. Called on rank 0 only.
 
         Raises:
-            Exception: Raised by the command on this rank.
+            Exception: Raised by the command on rank 0, whose runner is `runner`.
             CubatchError: Raised on another rank, which the message names.
         """
         self.broadcast((command, arguments))
@@ -146,14 +146,15 @@ class Ranks:
         Run `decide` on rank 0 and its commands on all ranks; return its value on every rank.
 
         Args:
-            runner: Of this rank.
+            runner: The runner of this rank.
             decide: Called on rank 0 with a function that makes a runner of all ranks for a memory limit and a seed.
 
         Returns:
             T: The value of `decide`, on every rank.
 
         Raises:
-            CubatchError: The error of `decide`, on every rank.
+            Exception: The error of `decide`, on rank 0.
+            CubatchError: The error of `decide` on ranks other than 0.
         """
         try:
             return self._run(runner, decide)
@@ -200,7 +201,7 @@ class Ranks:
             _log.warning(text, self.rank, f"{type(error).__name__}: {error}")
 
     def _as_cubatch_error(self, error: Exception) -> CubatchError:
-        """Return an error of this rank as an error of cubatch, which can be sent to another rank and raised there."""
+        """Return an error of this rank as OutOfMemory or WorkerFailed, which another rank can receive and raise."""
         text = f"rank {self.rank} raised {type(error).__name__}: {error}"
         if is_out_of_memory(error):
             return OutOfMemory(text)
@@ -213,8 +214,8 @@ class RankedRunner(BoundedRunner):
 
     Args:
         ranks: The ranks of the job.
-        runner: Of this rank.
-        memory_limit: Bytes that a step may take on any of them.
+        runner: The runner of this rank.
+        memory_limit: Bytes that the module, a batch and its step may take together on any rank.
     """
 
     def __init__(self, ranks: Ranks, runner: ModuleRunner, memory_limit: int) -> None:

@@ -1,5 +1,5 @@
 """
-What oneDNN allocates inside a recurrent layer: results kept for the backward pass, and scratch memory.
+Bytes that oneDNN allocates in a recurrent layer: results kept for the backward pass, and scratch memory.
 
 PyTorch's kernels for tensors without data know neither.  So the real operator runs at few time steps, and PyTorch's
 record of allocations is read.  The bytes grow linearly with the time steps, and from 128 samples on with the samples.
@@ -32,7 +32,7 @@ _ALIGNED = 256  # hidden sizes whose multiples have other reordered weights
 
 @attrs.frozen
 class _Taken:
-    """Bytes that a layer takes in addition to its inputs and results."""
+    """Bytes that a layer takes next to inputs and results: kept for the backward pass, and during either pass."""
 
     reserve: int  # for the backward pass
     forward: int  # while the forward pass runs
@@ -60,17 +60,18 @@ class _Layer:
 
     @property
     def weights(self) -> int:
-        """Bytes of the two matrices."""
+        """Bytes of the weight matrices of the input and of the hidden state."""
         return int(self.gates * self.hidden * (self.inputs + self.hidden) * self.dtype.itemsize)
 
 
 def completed(arguments: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
     """
-    Return the results of OPERATOR on tensors without data, with what it keeps for the backward pass.
+    Return the results of OPERATOR on tensors without data, with a tensor of the bytes kept for the backward pass.
 
     Args:
-        arguments: Its arguments.
-        results: Its results; the last one is what it keeps, empty without data and in inference.
+        arguments: Arguments of OPERATOR.
+        results: Results of OPERATOR; the last is the tensor kept for the backward pass, empty without data and in
+            inference.
     """
     layer = _Layer.of(arguments, arguments[9])
     if not layer.training or results[-1].numel():
@@ -80,7 +81,7 @@ def completed(arguments: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ..
 
 
 def scratch_bytes(name: str, arguments: Sequence[Any]) -> int:
-    """Return the bytes that an operator allocates and frees while it runs; 0 if it is not one of a recurrent layer."""
+    """Return the bytes that operator `name` takes only while it runs; 0 unless it is oneDNN's recurrent layer."""
     if name == OPERATOR:
         layer = _Layer.of(arguments, arguments[9])
         return _bytes(layer, arguments[0].shape[0], lambda taken: taken.forward, weights=True)
@@ -92,9 +93,9 @@ def scratch_bytes(name: str, arguments: Sequence[Any]) -> int:
 
 def _bytes(layer: _Layer, steps: int, part: Callable[[_Taken], int], *, weights: bool) -> int:
     """
-    Return the bytes of one part at a number of time steps, by runs at those in _STEPS.
+    Return the bytes that `part` selects at a number of time steps, extrapolated from runs at those in _STEPS.
 
-    `weights` is whether reordered weights are in it.
+    `weights` is whether these bytes include reordered weights.
     """
     hidden = min(layer.hidden, _MOST_HIDDEN + layer.hidden % _ALIGNED)
     inputs = math.ceil(layer.inputs * hidden / layer.hidden)

@@ -17,7 +17,7 @@ class RemoteBoundedRunner(RemoteRunner):
 
     Args:
         factory: Builds the runner, in the worker.
-        prepare_seconds: Seconds to wait for one `prepare` at most.
+        prepare_seconds: Most seconds to wait for one `prepare`.
         remedy: What the user should do if the worker fails, as a sentence for the error.
         cpus: Numbers of the CPUs that the worker is bound to; empty: not bound.
     """
@@ -43,7 +43,7 @@ class RemoteBoundedRunner(RemoteRunner):
         """
         Return what `BoundedRunner.look` predicts in the worker. `top` None: no maximum.
 
-        If a step ends the worker, the prediction is repeated from the trace alone.
+        If the worker ends, runs out of memory or takes too long, the prediction is repeated from the trace alone.
         """
         options: dict[str, Any] = {"within": trace_seconds + self._prepare_seconds, "top": top}
         try:

@@ -1,8 +1,8 @@
 """
 Operators of a traced step of PyTorch, as records for the model of time: extents, FLOP, bytes and launches.
 
-Each call of PyTorch's dispatcher that makes or changes a tensor is one kernel, except the calls below.  Views are none.
-FLOP are those of `torch.utils.flop_counter`, except of a convolution's gradients, where it ignores groups.
+Each call of PyTorch's dispatcher that makes or changes a tensor is one kernel, except the calls below.  A view is no
+kernel. FLOP are those of `torch.utils.flop_counter`, except of a convolution's gradients, where it ignores groups.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def records(
     Yield the records of one call of PyTorch's dispatcher; none for a call without a kernel, such as a view.
 
     Args:
-        function: The operator that is called.
+        function: The called operator or function of PyTorch.
         arguments, options: Its arguments, with tensors without data.
         phase: Phase of the step: "forward", "backward" or "optimizer".
-        repeats: How often the call of the operator occurs in the step.
+        repeats: Number of times that the call occurs in the step.
     """
     from torch.utils._pytree import tree_leaves
 
@@ -112,7 +112,7 @@ def _written(
 
 
 def changed(function: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the tensors that a call writes to by the operator's schema; none for other functions."""
+    """Yield the tensors that a call writes to by the operator's schema; none if it is no operator of PyTorch."""
     from torch.utils._pytree import tree_leaves
 
     for place, name in _written_arguments(function):

@@ -62,7 +62,7 @@ def watched(module: Any) -> Iterator[Running]:
 @contextmanager
 def watch_time_axis(module: Any, batch_size: int) -> Iterator[list[str]]:
     """
-    Yield a list of the recurrent and attention layers that are called with the batch on their time axis.
+    Yield a list of texts "name (class)": recurrent and attention layers that get the batch on their time axis.
 
     Without `batch_first` these layers read (time, batch, features), and always read two axes as (time, features). With
     the batch on that axis they run from sample to sample, and a batch size has no meaning. The list is filled while the

@@ -72,7 +72,8 @@ class Inputs:
             sizes: Batch sizes at which a function is called.
 
         Raises:
-            InvalidArgument: If nothing grows with the batch size, or one example does not show which values grow.
+            InvalidArgument: If `given` is none of these, nothing grows with the batch size, or one example does not
+                show which values grow. Also if `constant` names no argument.
         """
         names = _parameters(module)
         source = batch_sources.find(given)
@@ -142,11 +143,16 @@ class Inputs:
 
     @property
     def num_samples(self) -> int | None:
-        """Samples of the data set that batches are made of; None if unknown."""
+        """Number of samples of the data set that batches are made of; None if unknown."""
         return getattr(self.source, "num_samples", None)
 
     def on(self, device: Any) -> Inputs:
-        """Return a copy for a device: constant tensors are moved there, tensors with a batch axis stay on the CPU."""
+        """
+        Return a copy for a device: constant tensors move there, tensors that grow with the batch size to the CPU.
+
+        Raises:
+            InvalidArgument: If a tensor is on the "meta" device, so that it has no data.
+        """
 
         def moved(tensor: Any, path: Path) -> Any:
             if tensor.is_meta:
@@ -167,9 +173,9 @@ class Inputs:
 
     def doubtful(self) -> list[Path]:
         """
-        Return the paths of inputs that may be as long as the batch by chance; empty unless there was only one example.
+        Return the paths of inputs that may be as long as the batch by chance; empty unless there is only one example.
 
-        The first input that is as long as the batch is certain.
+        The first input that is as long as the batch does not count: it is taken as certain.
         """
         return [at for at, each in self.growth.items() if each.lines][1:] if self.is_guess else []
 
@@ -181,8 +187,8 @@ class Inputs:
         """
         Return remarks on input tensors that have the same shape at all batch sizes; none on those in objects.
 
-        One remark prevents a recommendation. It is on tensors of two rows or more that `constant_inputs` does not name,
-        without parameters and buffers of the module.
+        The remark "inputs_stay" prevents a recommendation. It lists tensors of two rows or more that `constant_inputs`
+        does not name and that are no parameters or buffers of the module.
         """
         own = {id(each) for each in (*self.module.parameters(), *self.module.buffers())} if self.module else set()
         allowed, others = list[tuple[str, str]](), list[tuple[str, str]]()
@@ -237,7 +243,7 @@ class Inputs:
         return any((each := self.growth.get(path[:end])) and each.lines for end in range(1, len(path) + 1))
 
     def _opaque(self, tree: Any) -> Any:
-        """Return an object whose tensors cannot be replaced, and one is as long as the batch; None if there is none."""
+        """Return an object whose tensors have `batch_size` rows and cannot be replaced; None if there is none."""
         if isinstance(tree, Mapping):
             tree = list(tree.values())
         elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
@@ -346,7 +352,7 @@ def _parameters(module: Any) -> tuple[str, ...]:
 
 def _call(given: Any, module: Any, *, is_batch: bool) -> Call:
     """
-    Return a batch as arguments of a call: a mapping as keywords, a tuple as several arguments, all else as one.
+    Return a batch as arguments of a call: a mapping as keywords, a tuple as several, any other value as one.
 
     Args:
         module: The module that is called; one item more than it takes is a target. None: there are no targets.
@@ -443,7 +449,7 @@ def _lengths(first: Any, second: Any) -> list[tuple[int, int]]:
 
 
 def _tensors_of(call: Call) -> list[tuple[Path, Any]]:
-    """Return the tensors of a call with their paths; last those in objects, which may be the same in every batch."""
+    """Return the tensors of a call with their paths; last those in objects such as caches."""
     tensors: list[tuple[Path, Any]] = []
 
     def noted(tensor: Any, path: Path) -> Any:
@@ -499,11 +505,11 @@ def _unknown(tree: Any) -> Any:
 
 def random_like(generator: Any, device: Any) -> Callable[[Any, tuple[int, ...]], Any]:
     """
-    Return a function that draws a tensor like an example: floats within its range, or normal if it is constant.
+    Return a function (example tensor, shape) that draws a tensor: floats in the example's range, else normal.
 
-    Integers and booleans repeat whole samples of the example in order, so that padding labels, the density of masks
-    and sorted sequence lengths stay valid. Floats are never constant: the power of a GPU, and so its clock, depends on
-    the data.
+    Integers and booleans repeat whole samples of the example in order, so that padding labels, the density of masks and
+    sorted sequence lengths stay valid. Floats like a constant example are normal, never constant: the power of a GPU,
+    and so its clock, depends on the data.
     """
     like: dict[str, Any] = {"generator": generator, "device": generator.device}  # a process may have a default device
 
@@ -539,7 +545,7 @@ def without_floats(example: Any) -> Any:
 
 
 def is_shape(example: Any) -> bool:
-    """Return whether `example` is the shape of one sample: a non-empty list or tuple of positive whole numbers."""
+    """Return whether `example` is the shape of one sample: a non-empty list or tuple of positive ints."""
     return (
         isinstance(example, tuple | list)
         and len(example) > 0

@@ -56,12 +56,12 @@ Opaque = Callable[..., Any] | int
 
 
 class TraceTooLong(Exception):
-    """Raised if a trace does not end by its deadline, or seems never to end because data decide about a loop."""
+    """Raised if a trace does not end by its deadline, or a loop that depends on data seems never to end in it."""
 
 
 @attrs.frozen
 class Walk:
-    """Result of the trace of one step on tensors without data."""
+    """Result of the trace of one step on tensors without data: its memory by part, operations and parameters."""
 
     peak_bytes: int  # bytes of the tensor storages in use at its peak, inputs and parameters included
     operations: int  # number of operations
@@ -113,7 +113,7 @@ class Peaks:
 
     def largest(self, num_bytes: int) -> int:
         """
-        Return the largest batch size whose peak is within a number of bytes; 0 if none is.
+        Return the largest batch size whose peak is at most `num_bytes`; 0 if one sample takes more.
 
         Example:
             >>> Peaks({2: 120, 4: 140}).largest(195)
@@ -158,12 +158,12 @@ def peaks(
     """
     Return peak bytes of a module's traced steps, up to the largest batch size within `num_bytes`, or to `top`.
 
-    `device` is PyTorch's, and `top` None means no maximum. Tracing stops after `seconds` of CPU time; two traces that
-    have ended suffice.
+    `device` is a torch.device, and `top` None means no maximum. Tracing stops after `seconds` of CPU time; two traces
+    that have ended suffice.
 
     Raises:
         InvalidArgument: If a training step creates parameters.
-        TraceTooLong: If there is no time for two traces.
+        TraceTooLong: If two traces do not end within `seconds`.
         Exception: Raised by a step on fake tensors, such as one that reads its data.
     """
     from torch._subclasses.fake_tensor import UnsupportedOperatorException
@@ -247,7 +247,9 @@ def walked(
     operators and submodules in `opaque` are replaced by functions, or take bytes while they run: see `footprint`.
 
     Raises:
-        InvalidArgument: If the step does not call a name in `opaque`.
+        NotImplementedError: If the inputs cannot be traced: see `Inputs.check_traceable`.
+        InvalidArgument: If the step does not call an operator or submodule in `opaque`, or a training step creates
+            parameters.
         TraceTooLong: If this process has used `deadline` seconds of CPU time, or a loop does not end without data.
         Exception: Raised by the step on fake tensors.
     """
@@ -372,7 +374,7 @@ def _fake_mode(module: Any, device: Any) -> Iterator[Any]:
 
 @attrs.define(eq=False)
 class _Life:
-    """A storage of a traced step."""
+    """A storage of a traced step: its bytes, its first and last event, and the submodule that made it."""
 
     size: int  # bytes
     # begin, end: when it is allocated and released, counted in such events; infinity if it is never released
@@ -421,7 +423,7 @@ class _Watch:
             optimizer.register_step_post_hook(switch)
 
     def begin_step(self) -> None:
-        """Discard the recorded operators of the previous step."""
+        """Discard the recorded operators of the previous step, and count batches from 0."""
         self.operators.clear()
         self.batch = 0
 
@@ -490,7 +492,7 @@ class _Watch:
         return [(life.size, life.begin, life.end) for life in self._lives]
 
     def write(self, operation: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
-        """Record the storages that an operation writes to by its schema, also if the tensor's version stays."""
+        """Record the storages that an operation writes to by its schema, even if the tensor's version stays equal."""
         self._written.update(each.untyped_storage() for each in step_operators.changed(operation, arguments, options))
 
     def workspace(self, operation: Any, arguments: Sequence[Any]) -> Any:
@@ -539,7 +541,7 @@ class _Watch:
             return composed
 
     def _run(self, operation: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
-        """Return the result of an operation without data; run it on zeros if it is small and cannot be traced."""
+        """Return the result of an operation without data; if it cannot be traced, run it on zeros of up to 64 MiB."""
         from torch._subclasses.fake_tensor import UnsupportedOperatorException
 
         try:
@@ -625,7 +627,7 @@ def _replace_submodules(module: Any, opaque: Mapping[str, Opaque], called: dict[
     """
     Replace `forward` of each submodule in `opaque` by its function, or add its bytes to the memory of the call.
 
-    A call sets the submodule's entry of `called`.
+    A call adds the submodule's name to `called`, with False.
     """
 
     def replaced(name: str, forward: Callable[..., Any], given: Opaque) -> Callable[..., Any]:
@@ -655,7 +657,7 @@ def _is_in_while() -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _while_loops(code: types.CodeType) -> list[tuple[int, int]]:
-    """Return the first and last offset of each `while` loop: unlike a `for` loop, it jumps back to no iterator."""
+    """Return first and last bytecode offset of each `while` loop, which jumps back to no iterator, unlike `for`."""
     names = {each.offset: each.opname for each in dis.get_instructions(code)}
     jumps = [(each.argval, each.offset) for each in dis.get_instructions(code) if "JUMP_BACKWARD" in each.opname]
     return [(begin, end) for begin, end in jumps if names[begin] not in {"FOR_ITER", "SEND"}]

@@ -38,12 +38,12 @@ class TorchModule:
     A PyTorch module whose steps are timed and traced; as a context manager it restores the module at the end.
 
     Args:
-        module: A torch.nn.Module.
+        module: The torch.nn.Module.
         batches, mode, loss, optimizer, autocast, channels_last, accumulate, constant_inputs, compiled: As for
             `autotune_module`, where the last is `compile`.
         sizes: Batch sizes at which a function that makes batches is called.
         place: PyTorch's name of the device of a module without tensors; None is the device of the example.
-        opaque: As for `footprint`.
+        opaque: As for `cubatch.footprint`.
         records: Whether traces record the operators of a step, for a prediction of time.
 
     Attributes:
@@ -120,7 +120,7 @@ class TorchModule:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the module's parameters and buffers, and of unused blocks in PyTorch's allocator on its GPU."""
+        """Bytes of the module's parameters and buffers, and on a GPU of unused blocks in PyTorch's allocator."""
         own = torch_memory.num_bytes([*self._module.parameters(), *self._module.buffers()])
         if self._place.type != "cuda":
             return own
@@ -167,9 +167,10 @@ class TorchModule:
 
     def peaks(self, num_bytes: int, top: int | None = None, seconds: float = math.inf) -> Peaks:
         """
-        Return peak bytes of the module's steps by batch size, traced for at most `seconds`: see `torch_memory.peaks`.
+        Return peak bytes of steps by batch size, up to the largest size within `num_bytes`.
 
-        `top` is the largest size of interest; None: no maximum.
+        `top` is the largest size of interest (None: no maximum), `seconds` the limit of CPU time. See
+        `torch_memory.peaks`.
 
         Raises:
             NotImplementedError: If parameters are sharded: a trace would wait for other ranks. If PyTorch is older
@@ -240,7 +241,7 @@ class TorchModule:
         return {size: self.walk(size).operators for size in sizes}
 
     def peak_bytes(self, batch_size: int) -> int:
-        """Return the peak bytes of a step from two or more traces made before; between their sizes a bound."""
+        """Return the peak bytes of a step from at least two earlier traces; an upper bound between their sizes."""
         return Peaks({size: walk.peak_bytes for (size, _), walk in self._walks.items()}).at(batch_size)
 
     def footprint(self, batch_size: int, device: Device | None = None) -> ModuleFootprint:
@@ -248,7 +249,7 @@ class TorchModule:
         Return the memory of a step of a batch size by part, from a trace.
 
         Args:
-            batch_size: Samples.
+            batch_size: Samples of the batch.
             device: A GPU, whose allocator and context are then included; the CPU has neither. None: the module's
                 device.
 
@@ -270,9 +271,9 @@ class TorchModule:
 
     def largest(self, num_bytes: int, device: Device | None = None) -> int:
         """
-        Return a batch size whose footprint on a device is within a number of bytes while the next one's is not.
+        Return a batch size whose footprint on a device is at most `num_bytes`, while that of the next size is more.
 
-        It is 0 if one sample is beyond the number. If memory falls from one size to the next, it is one of several.
+        It is 0 if one sample takes more. If memory falls from one size to the next, several sizes qualify.
 
         `device` is as for `footprint`, None included.
 
@@ -285,7 +286,7 @@ class TorchModule:
             return self.footprint(size, device).total
 
         def linear(size: int) -> int:
-            """Return the bytes of storages that grow linearly with the batch, as all of them do in most modules."""
+            """Return the bytes of a step if all its storages grow linearly with the batch, as in most modules."""
             grown = (
                 (few + (many - few) * (size - low) // (high - low), begin, end)
                 for (few, begin, end), (many, *_) in zip(*lives, strict=True)
@@ -326,7 +327,7 @@ class TorchModule:
         return min(limit, hardware_memory.memory_limit(self.device).bytes // ranks + self.held_bytes)
 
     def runner(self, memory_limit: int, seed: int) -> ModuleRunner:
-        """Return a runner of the module's steps."""
+        """Return a runner of the module's steps within `memory_limit` bytes; `seed` is that of the random inputs."""
         return ModuleRunner(
             self._called, list(self._module.parameters()), list(self._module.buffers()), self._inputs, self._kind,
             device=self._place, walk=self.peaks, put_aside=self.put_aside, memory_limit=memory_limit, seed=seed,

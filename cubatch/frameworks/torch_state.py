@@ -103,10 +103,10 @@ class StartState:
             torch.cuda.set_rng_state_all(self._gpu_random)
 
     def unrestored(self) -> list[str]:
-        """Restore the state, and return the names of attributes that could not be restored, now or before."""
+        """Restore the state; return the paths of attributes that could not be restored, now or before."""
         self.restore()
         return sorted(self._changed)
 
     def kept_batches(self, batch_size: int) -> list[str]:
-        """Return the names of attributes that hold a tensor with `batch_size` rows since the steps."""
+        """Return the paths, such as "encoder.cache", of attributes that hold a new tensor with `batch_size` rows."""
         return self._attributes.kept_batches(batch_size)

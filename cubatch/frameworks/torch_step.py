@@ -56,7 +56,19 @@ class StepKind:
         arguments: Call,  # a batch: positional and keyword arguments, and targets of the loss
         scaler: Any = None,  # scales the loss, as `scaler` makes it; None to leave it as it is
     ) -> Callable[[], None]:
-        """Return a function without arguments that runs one step on a batch."""
+        """
+        Return a function without arguments that runs one step of `module` on the batch `arguments`.
+
+        Args:
+            module: The module, or a function in its place.
+            parameters: Its parameters; a training step updates those that require a gradient.
+            device: "cpu" or "cuda".
+            arguments: The arguments of the module and the targets of the loss.
+            scaler: The gradient scaler of `self.scaler`; None: the loss is not scaled.
+
+        Raises:
+            InvalidArgument: If the loss does not take the targets, or the optimizer cannot be made.
+        """
         targets = arguments.targets
         renew = with_copied_objects if has_holder(tuple(arguments)) and not self.consumes_inputs else lambda call: call
         is_walk = any(map(_has_no_data, tensors_of(arguments)))
@@ -124,7 +136,7 @@ class StepKind:
 
         Args:
             device: "cpu" or "cuda".
-            scale: The first scale, such as the one at which steps of another batch size have arrived.
+            scale: The factor of the loss in the first step, such as the last one of another batch size.
         """
         is_scaled = self.training and self.autocast == "float16"
         return torch.amp.GradScaler(device, init_scale=scale) if is_scaled else None
@@ -136,10 +148,10 @@ class StepKind:
 
     def make_optimizer(self, parameters: list[Any]) -> Any:
         """
-        Return a new optimizer of parameters.
+        Return a new optimizer of `parameters`.
 
         Raises:
-            InvalidArgument: If there are no parameters, or the optimizer's steps need a closure.
+            InvalidArgument: If `parameters` is empty, or the optimizer's steps need a closure (LBFGS).
         """
         if not parameters:
             allowed = "inference: the module has no parameter that requires a gradient"
