@@ -1,1 +1,1 @@
-"""The NumPy-style CNN: arrays in, arrays out; knows nothing of tuning."""
+"""The cubatch engine: layers, networks and training on NumPy or CuPy arrays, independent of tuning."""

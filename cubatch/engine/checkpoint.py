@@ -141,7 +141,7 @@ class Keeper:
     Args:
         path: The file; None writes nothing.
         seconds: Least seconds between two checkpoints within an epoch.
-        begun: The new or resumed run.
+        begun: The checkpoint at which the run begins, new or read from a file.
     """
 
     def __init__(self, path: str | Path | None, seconds: float, begun: Checkpoint) -> None:

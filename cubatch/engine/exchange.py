@@ -205,7 +205,7 @@ class NcclExchange:
         self._waits.append((before, current.record(self.xp.cuda.Event())))
 
     def exchanged(self) -> Exchanged:
-        """Wait for the device, and return the seconds of the sums over ranks since the last call."""
+        """Wait for the device, and return the begins and ends of the sums since the last call in seconds."""
         self.xp.cuda.get_current_stream().synchronize()
         self._stream.synchronize()
         begun = self._first

@@ -1,5 +1,5 @@
 """
-What each layer does in a step: an operation of the schedule, bound to its arrays once, called in every step.
+The computation of each layer in a step: an operation of the schedule, bound to its arrays once, called every step.
 
 Binding resolves views, shapes and options in advance (`backend.prepare`). At small batches, that would otherwise take
 as long as the operations. `TABLE` has a row for every kind of layer: names of functions of `functional`, which the

@@ -49,8 +49,8 @@ class StepGraphs:
         """
         How a step is launched, as results show it.
 
-        "launches" is the number of a step's kernels. "graph" is whether they are one CUDA graph, which starts with the
-        second step. "refusal" is the reason why they cannot be.
+        "launches" is the number of a step's kernels, None if unknown. "graph" is whether they are one CUDA graph, which
+        starts with the second step. "refusal" is the reason why they cannot be a graph, else None.
         """
         return {"launches": self.launches, "graph": bool(self._graphs), "refusal": self.refusal or None}
 

@@ -172,7 +172,7 @@ class _Barrier:
     A meeting point of the members that is faster than `threading.Barrier`, whose sleepers wake slowly.
 
     A waiting member releases the interpreter repeatedly, by `select` of nothing. `time.sleep(0)` would sleep for 50 us,
-    the resolution of the kernel's timers. After SPINS of these it sleeps, since a missing member may need its core.
+    the resolution of the kernel's timers. After SPINS calls it sleeps, since a missing member may need its core.
     """
 
     SPINS, NAP_SECONDS = 200, 5e-5

@@ -215,7 +215,7 @@ def _identity(network: Network, training_set: Dataset, test_set: Dataset) -> dic
 
 def accuracy(model: Model, test_set: Dataset, batch_size: int, exchange: Exchange | None = None) -> float:
     """
-    Return the share of images whose largest logit is at their label.
+    Return the share of images, from 0 to 1, whose largest logit is at their label.
 
     Args:
         model: A model for inference, which is released at the end.

@@ -252,7 +252,7 @@ def _rounds(seconds: float) -> int:
 
 
 def winners_path(store_path: Path) -> Path:
-    """Return the path of the file with the fastest variants: in the folder of the store, after following links."""
+    """Return the path of the file with the fastest variants: next to the SQLite file of cached timings."""
     with contextlib.suppress(OSError, StoreError):  # opening the store reports the error
         store_path = sqlite_file.place(store_path)
     return store_path.with_name(f"{store_path.stem}-kernels.sqlite3")
@@ -306,10 +306,10 @@ def _contenders(ranked: Sequence[Ranked]) -> list[Ranked]:
 
 def _others(problem: Problem, kernel: Kernel, device: Device) -> dict[str, SplitKernel]:
     """
-    Return other ways to run a variant, each of which may be missing.
+    Return other ways to run a problem than by a variant, by name; those that do not exist are left out.
 
-    They are about half and twice the slices, by its name and "/2" or "*2", and `of_phases` by its name and "phases".
-    The first of `ranking_transposed` has its name and "transposed".
+    The variant's name with "/2" or "*2" has about half or twice the slices of gemm_k. With "phases" it is
+    `of_phases`, with "transposed" the first of `ranking_transposed`.
     """
     counts, phased = other_slices(problem, kernel, device), of_phases(problem, kernel)
     others = {f"{kernel.name} {side}": SplitKernel(kernel, count) for side, count in counts.items()}

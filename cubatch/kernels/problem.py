@@ -57,7 +57,7 @@ _NARROWEST = 4
 
 def vectors(dtype: str) -> tuple[int, ...]:
     """
-    Return the vector widths that the kernels have for a dtype, in elements, widest first: 16 bytes, 4 elements, 1.
+    Return the vector widths of the kernels for a dtype in elements, widest first: those of 16 bytes, 4, and 1.
 
     Example:
         >>> vectors("float16"), vectors("float32")

@@ -56,7 +56,8 @@ def survey(
     Launch bounds that differ from the threads of configs.toml are a problem too.
 
     Args:
-        archs: "sm_70", ...
+        chosen: The variants.
+        archs: The architectures: "sm_70", ...
         may_spill: By name of a variant, the reason why its spilled registers are not a problem; None: none may spill.
         root, folder: As for `compile_kernel`, None included.
         progress: Called after each compilation with the number of those that are done, the number of all, and the

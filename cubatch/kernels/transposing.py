@@ -23,7 +23,7 @@ _LEAST_INTENSITY = 256
 
 
 def is_transposing(problem: Problem, kernel: Kernel) -> bool:
-    """Return whether both operands of a problem are transposed before a variant: a "gemm_nt" computes a "gemm_tn"."""
+    """Return whether a variant runs a problem after both operands are transposed: a "gemm_nt" for a "gemm_tn"."""
     return (problem.operation, kernel.operation) == ("gemm_tn", "gemm_nt")
 
 

@@ -47,7 +47,7 @@ def launch(context: Context, chosen: Kernel, operands: Operands, *, partials: An
     """
     Launch a variant of kernels/hopper: once, or for the gradient of an input once for every four phases of the stride.
 
-    Phases that no filter tap reads are left out if the gradient is only added to the values in its place.
+    Phases that no filter tap reads are left out if the gradient is only added to the values that its output holds.
 
     Args:
         operands: The operands; in tf32, B is contiguous along gemm_k.

@@ -5,7 +5,7 @@ In inference, heads of at most 64 channels use a kernel that stores neither scor
 stored with the type of the activations; the softmax overwrites the scores. Their rows are padded, see
 `kernels.padding.stored_row`; no kernel reads or writes the padding.
 
-Training can store a number per query and head instead: the logarithm of the sum of its powers (`keeps_log_sums`). The
+Training can store a number per query and head instead: the logarithm of its sum of exponentials (`keeps_log_sums`). The
 backward pass then computes the weights again, in one kernel for the gradients of queries and one for keys and values.
 """
 

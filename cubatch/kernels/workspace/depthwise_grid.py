@@ -34,7 +34,7 @@ _WIDEST_SLAB, _NARROWEST_SLAB = 64, 8
 
 
 def supports(shape: ConvShape) -> bool:
-    """Return whether the kernels of kernels/depthwise can compute a convolution."""
+    """Return whether the kernels of kernels/depthwise can compute a convolution: 3x3, 5x5 or 7x7, stride 1 or 2."""
     v, h, c = shape.vertical, shape.horizontal, shape.c
     return (
         shape.is_depthwise
@@ -60,7 +60,7 @@ class DepthwiseSums:
 
 def depthwise_vector(taps: int, itemsize: int) -> int:
     """
-    Return the channels that a thread computes in fprop and dgrad: 16 bytes, or less if registers do not suffice.
+    Return the channels that a thread computes in fprop and dgrad: 16 bytes of them, or fewer to save registers.
 
     Example:
         >>> depthwise_vector(9, 2), depthwise_vector(25, 2), depthwise_vector(49, 2)

@@ -144,8 +144,8 @@ def norm_sums_workspace(rows: int, channels: int, dtype: str, device: Device) ->
     """
     Return the scratch bytes of a batch norm's sums in the product next to it, enough for each pass: a multiple of 256.
 
-    The tiles of a product with sums have at least 64 rows.  If its variant computes none, those of the norm's kernels
-    take the memory.
+    The tiles of a product with sums have at least 64 rows.  If its variant computes none, the norm's own kernels use
+    the memory for their sums.
     """
     tiles = product_tiles(rows)
     behind = tiles * _MOMENTS * channels * _SUM_BYTES + batch_norm_finish_workspace(tiles, channels)
