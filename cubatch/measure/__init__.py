@@ -1,1 +1,1 @@
-"""How long a step takes: clocks, trials, budget, runners, and the worker process."""
+"""Measuring the seconds of a step: clocks, trials, budget, runners, and the worker process."""

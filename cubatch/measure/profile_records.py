@@ -18,7 +18,7 @@ CAUSES = (PRODUCTS, COPIES, ELEMENTWISE, OVERHEAD, WAITING)
 @attrs.frozen(kw_only=True)
 class LayerTime:
     """
-    The time of one pass of one layer in a step.
+    The seconds of one pass of one layer in a step, by cause.
 
     Attributes:
         layer: Name of the layer; empty for the loss and the optimizer, "step" for the step as a whole.
@@ -58,7 +58,7 @@ class LayerTime:
 @attrs.frozen(kw_only=True)
 class StepProfile:
     """
-    The time of a step by layer, pass and cause.
+    The seconds of a step by layer, pass and cause.
 
     Attributes:
         work: The network, device and settings.

@@ -207,7 +207,7 @@ class RankGroup:
         """
         Wait until all ranks are connected, and send each the numbers of the CPUs that it may use.
 
-        Raises WorkerFailed if one ends early, starts late or runs another cubatch, or if MPI counts other ranks.
+        Raises WorkerFailed if a rank ends early, starts late or runs another cubatch, or if MPI counts other ranks.
         """
         deadline = time.monotonic() + START_SECONDS
         connected: dict[int, Connection] = {}

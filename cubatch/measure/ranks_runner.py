@@ -89,8 +89,9 @@ class RanksRunner:
         Return the cost of exchanging gradients: steps of all ranks and of rank 0 alone take turns.
 
         Returns:
-            dict[str, float]: Median seconds of a step of all ranks ("together") and of one ("alone").  "exchange" are
-                seconds of an exchange, and "exposed" those for which computing waited, both of the slowest rank.
+            dict[str, float]: Median seconds of a step of all ranks ("together") and of rank 0 alone ("alone").
+                "exchange" are the seconds of a step that exchange gradients.  For "exposed" of these, computing waited.
+                Both are of the slowest rank.
         """
         self.prepare(batch_size)
         first = max(reading.seconds for reading in self._do("time", 2))

@@ -194,7 +194,7 @@ class Keeper(Protocol):
 
 class Recorder:
     """
-    Keeps every result of a run in memory, and passes it on to another Keeper.
+    Holds every result of a run in memory, and passes each new result to another Keeper.
 
     Args:
         earlier: Results of an earlier run; None: there is none.

@@ -67,7 +67,7 @@ class RemoteRunner:
 
     Args:
         factory: Makes the runner in the worker.
-        prepare_seconds: Time limit of one `prepare` in seconds. That of the start and of a `call` is the same, but at
+        prepare_seconds: Time limit of one `prepare` in seconds. The limit of the start and of a `call` is equal, but at
             least START_SECONDS.
         remedy: The next step that the message of a WorkerFailed suggests.
         cpus: Numbers of the CPUs that the worker is bound to, with as many OpenMP threads; empty: not bound.

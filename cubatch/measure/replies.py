@@ -1,4 +1,4 @@
-"""The setup of a worker process, which may be killed at any time; and its errors as JSON values, and back."""
+"""Set up a worker process, which may be killed at any time; convert its errors to JSON values and back."""
 
 from __future__ import annotations
 

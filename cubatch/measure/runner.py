@@ -19,7 +19,7 @@ REFERENCE_SHARE = 0.05
 @attrs.frozen(kw_only=True)
 class Reading:
     """
-    The mean time of a step over one timing, and the state of the GPU.
+    The mean seconds of a step over one timing, and the state of the GPU.
 
     A field is None if it is unavailable: on a CPU, without NVML, or where the GPU does not report it.
     """
@@ -106,8 +106,8 @@ class HoldsReference(Protocol):
     """
     A runner that can run a reference step before and after each timing.
 
-    The reference is the same workload at a small fixed batch size.  Host drift slows both, so that their ratio is
-    comparable across a run (duet benchmarking: Bulej et al., ICPE 2020).
+    The reference step runs the same workload at a small fixed batch size.  Host drift slows both steps, so that their
+    ratio is comparable across a run (duet benchmarking: Bulej et al., ICPE 2020).
     """
 
     def hold_reference(self, repeats: int) -> bool:
@@ -115,10 +115,10 @@ class HoldsReference(Protocol):
         Keep the prepared batch size as the reference, which `release` does not free.
 
         Args:
-            repeats: Reference steps in each block.
+            repeats: Reference steps before each timing, and as many after it.
 
         Returns:
-            bool: False if this runner cannot hold one, as on a GPU.
+            bool: Whether the reference is held; False if this runner cannot, as on a GPU.
         """
 
 
@@ -217,7 +217,7 @@ class LearnsMemory(Runner, Protocol):
         """Return the predicted peak bytes of a step, including those held at all batch sizes; None if unknown."""
 
     def report(self) -> MemoryReport:
-        """Return predicted and measured memory and the notes so far."""
+        """Return predicted and measured bytes by batch size, and the notes so far."""
 
 
 RunnerFactory = Callable[[], Runner]

@@ -55,7 +55,7 @@ def profile(
     budget: float = 5.0,
 ) -> StepProfile:
     """
-    Profile a step: measure the time of each layer and pass.
+    Profile a step: measure the seconds of each layer and pass.
 
     Args:
         layer_spec: As for `autotune`.
@@ -207,7 +207,7 @@ class _Small:
 
 def _small_calls() -> _Small:
     """
-    Measure and return the overhead of a call in seconds, by kind of work, and that of tracing it.
+    Measure and return the overhead of a call in seconds, by kind of call, and the overhead of tracing it.
 
     NumPy calls on single elements, and of a function that does nothing, are traced like those of a step. Each figure is
     the least of several rounds.

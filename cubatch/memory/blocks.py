@@ -7,8 +7,8 @@ The memory plan, which sizes the workspace, and the engine, which uses it, follo
 
 - `least`: one row of outputs of one sample.
 - `whole`: the whole batch at once.
-- `useful`: what stays in the cache, or on a GPU what fills it. A product that reads the whole filter for each block, or
-  adds a sum as large as the filter, needs larger blocks.
+- `useful`: bytes that stay in the cache, or fill a GPU. A product that reads the whole filter for each block, or adds a
+  sum as large as the filter, needs larger blocks.
 
 The engine works in even blocks of as many samples as the workspace holds.  Where it holds no whole sample, a block has
 as many rows as fit.  This module computes numbers only and touches no array.

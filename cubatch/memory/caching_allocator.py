@@ -53,7 +53,7 @@ class Block:
 
 class CachingAllocator:
     """
-    The allocator of one GPU.
+    A simulation of PyTorch's caching allocator of one GPU.
 
     Args:
         capacity: Bytes at which free memory is returned to the driver; more is reserved if that does not suffice.
@@ -160,7 +160,7 @@ class CachingAllocator:
         self.peak_bytes = max(self.peak_bytes, self.reserved_bytes)
 
     def _release(self) -> None:
-        """Return to the driver what is free: whole segments, or whole pages of expandable ones."""
+        """Return free memory to the driver: whole segments, or whole pages of expandable segments."""
         for block in [block for free in self._free.values() for *_, block in free]:
             if not self._is_expandable and block.before is None and block.after is None:
                 self.reserved_bytes -= self._taken(block).size

@@ -47,7 +47,7 @@ FREEDOM = 4.0  # degrees of freedom of Student's t, by which trials of one size 
 
 
 def usable(timings: Iterable[Timing]) -> list[Timing]:
-    """Return the timings at full clock; all timings if every one was throttled."""
+    """Return the timings that were not throttled; all timings if every one was."""
     every = list(timings)
     return [timing for timing in every if not timing.throttled] or every
 

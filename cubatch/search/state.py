@@ -150,12 +150,12 @@ class SearchState:
 
     @property
     def recommended(self) -> int | None:
-        """The size to recommend now; None without one."""
+        """The size to recommend now; None if no measured size is within the limits."""
         return self._best[0]
 
     @property
     def fastest(self) -> int | None:
-        """The size with the best posterior mean of those that may be recommended; None without one."""
+        """The size with the best posterior mean of all that may be recommended; None as for `recommended`."""
         return self._best[1]
 
     # --- probabilities and gains ---

@@ -283,8 +283,8 @@ class TuningResult(BatchSizeResult):
             limits, or the recommendation is withheld.
         loader: The rate of the data loader, see `LoaderRate`; None if none was given. `decided_by` is "loader" if it
             is the bottleneck, so that larger batches gain nothing, also if another limit is reached.
-        accumulate: Batches of a step, one optimizer step included: `batch_size` is that of one batch, `latency_seconds`
-            the time of them all.
+        accumulate: Batches of a step. `batch_size` is the samples of one batch; `latency_seconds` the seconds of all
+            batches and one optimizer step.
         current_batch_size: The size that the user has now; None if it was not given. It is the recommendation if no
             other size is better by more than the tolerance and the noise.
         largest_batch_size: The largest batch size that fits by the memory plan; None without a plan.

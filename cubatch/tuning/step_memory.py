@@ -57,10 +57,12 @@ def footprint(
     Return the memory of a step by part: of a network in cubatch's engine, or of a PyTorch module. No step is run.
 
     For a network this is the plan that the engine follows, not an estimate.  It does not include the process overhead.
-    On a GPU that is the CUDA context and libraries.  On a CPU it is some percent, for a large batch of a deep network
-    up to a fifth.  A module's step is traced on tensors without data, also one on the "meta" device.  Only an
-    operator of PyTorch that cannot be traced is run, on zeros, if its inputs take at most 64 MiB.  On a GPU, parts of
-    PyTorch's allocator, of cuBLAS and of the CUDA context are included.
+    On a GPU that is the CUDA context and libraries.  On a CPU it is some percent of the plan, for a large batch of a
+    deep network up to a fifth.
+
+    A module's step is traced on tensors without data, also one on the "meta" device.  Only an operator of PyTorch that
+    cannot be traced is run, on zeros, if its inputs take at most 64 MiB.  On a GPU, the parts of PyTorch's allocator,
+    of cuBLAS and of the CUDA context are included.
 
     Args:
         spec: A layer, a network, a mapping, a model's name or a path to a spec file. Or a torch.nn.Module; with

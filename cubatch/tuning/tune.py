@@ -52,8 +52,8 @@ def autotune(
     Find the batch size at which a layer or network runs fastest on a device.
 
     The candidates come from the device and the layers (see `candidates`) and are bounded by the memory plan (see
-    `footprint`). The search times a few sizes far apart, then those from which it expects most, until the expected
-    loss of answering now is small.
+    `footprint`). The search times a few sizes far apart, then sizes from which it expects most, until the expected
+    loss of stopping is small.
 
     Args:
         layer_spec: A layer, a Network, a mapping, a model's name, or a path to a .toml, .json or .onnx file.
@@ -85,7 +85,8 @@ def autotune(
         recompute: Discard activations and compute them again in the backward pass.
         budget: Time limit of measuring in seconds; the search ends earlier if the answer is known. The very first step,
             which may load and compile code, and the first hang do not count. The last step may exceed it.
-        sweeps: Compare instead of search: time each of `batch_sizes` this often, in shuffled rounds, within the budget.
+        sweeps: Compare instead of search: number of trials of each of `batch_sizes`, in shuffled rounds, within the
+            budget. None: search.
         isolate: Measure in a worker process: True, False, or "auto": on a GPU, or for plans above 1/4 of the limit.
         store: Cache timings and reuse them: True, False, a path, or "refresh". The last discards the cached
             timings of this request and the kernel choices of this GPU first.

@@ -272,9 +272,9 @@ def share_cpus(
     device: Device, memory: MemoryLimit, threads: int | None
 ) -> tuple[Device, MemoryLimit, list[list[int]]]:  # fmt: skip
     """
-    Return device and memory of one of as many instances of `threads` threads as the CPUs allow, and the CPUs of each.
+    Return the device and memory of one instance of `threads` threads, and the CPUs of each of as many as fit.
 
-    If `threads` is None, device and memory are returned as they are, and no CPUs.
+    If `threads` is None, device and memory are returned unchanged, with an empty list of CPUs.
 
     Raises:
         InvalidArgument: If `threads` is no number from 1 to that of the CPUs, or the device is a GPU.
