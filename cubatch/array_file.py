@@ -112,7 +112,7 @@ def read(path: str | Path) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, s
         remedy = ""
         if path.suffix.lower() in {".pt", ".pth", ".bin", ".ckpt"}:
             remedy = "It may hold pickled code: write safetensors.torch.save_file(model.state_dict(), path) instead."
-        raise InvalidArgument("file", str(path), "one that ends in " + " or ".join(ENDINGS), remedy)
+        raise InvalidArgument("file", str(path), "a file that ends in " + " or ".join(ENDINGS), remedy)
     try:
         return _read_npz(path) if path.suffix.lower() == ".npz" else _read_safetensors(path)
     except OSError as error:
@@ -129,7 +129,7 @@ def _read_npz(path: Path) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, st
     except _DAMAGED as error:
         raise InvalidData(str(path), f"is no npz file of arrays: {error}", _AGAIN) from error
     if not isinstance(notes, dict) or not all(isinstance(note, str) for note in notes.values()):
-        raise InvalidData(str(path), f"has metadata ({_NOTES}) that are no texts by name", _AGAIN)
+        raise InvalidData(str(path), f"has metadata ({_NOTES}) that are no JSON object of texts", _AGAIN)
     return arrays, notes
 
 

@@ -192,7 +192,7 @@ def reason(error: Exception) -> str:
         return error.strerror or str(error)
     words = {
         sqlite3.SQLITE_FULL: "the disk is full",
-        sqlite3.SQLITE_READONLY: "the place is read-only",
+        sqlite3.SQLITE_READONLY: "the file or its folder is read-only",
         sqlite3.SQLITE_CANTOPEN: "the file cannot be opened",
         sqlite3.SQLITE_IOERR: "reading or writing it failed",
         sqlite3.SQLITE_BUSY: f"it was locked for {BUSY_SECONDS:g} s",

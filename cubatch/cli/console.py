@@ -165,7 +165,7 @@ def check_writable(**paths: str | None) -> None:
             raise InvalidArgument(f"--{option}", path, "a file that this user may write")
         first = places.setdefault(os.path.realpath(path), option)
         if first != option and path != os.devnull:
-            raise InvalidArgument(f"--{option}", path, f"another file than the one of --{first}")
+            raise InvalidArgument(f"--{option}", path, f"another file than that of --{first}")
 
 
 def plain_warnings() -> None:

@@ -78,7 +78,7 @@ def _cpu_limit(held: int) -> MemoryLimit:
     )
     known = [(size, name) for size, name in bounds if size is not None]
     if not known:
-        allowed = "one whose free memory can be read: mount /proc, where /proc/meminfo has MemAvailable"
+        allowed = "a device whose free memory can be read: mount /proc, where /proc/meminfo has MemAvailable"
         raise InvalidArgument("device", "cpu", allowed)
     free, name = min(known, key=lambda bound: bound[0])
     note = f"{_CPU_SHARE} of the {format_bytes(free)} of {name}{_and_held(held)}"
@@ -96,7 +96,7 @@ def _gpu_limit(device: Device, held: int) -> MemoryLimit:
     if free is None:
         catalogued = "Its catalogue entry has no size." if device.slug else ""
         remedy = device_file.lacks(device, ["memory_bytes"]) or catalogued
-        raise InvalidArgument("device", device.name, "one whose memory is known", remedy)
+        raise InvalidArgument("device", device.name, "a device whose memory is known", remedy)
     overhead = context_overhead.overhead_bytes(device)
     note = f"{format_bytes(free)} {name} less {format_bytes(overhead)} for the CUDA context and libraries"
     limit = max(0, free - overhead) + held

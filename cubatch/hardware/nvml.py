@@ -273,7 +273,7 @@ def listed() -> list[Listed]:
 def _board(nvml: Any, index: int) -> list[Listed]:
     board = _ask(nvml, nvml.nvmlDeviceGetHandleByIndex, index)
     if board is None:
-        return [Listed(index=index, name=f"GPU {index}", problem="NVML does not let this user look at it.")]
+        return [Listed(index=index, name=f"GPU {index}", problem="NVML does not let this user access the GPU.")]
     handles = [board]
     for slot in range(_ask(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, board) or 0):
         with contextlib.suppress(nvml.NVMLError):  # a slot without a slice
@@ -299,7 +299,7 @@ def _start(uuid: str, remedy: str = "Install or load the NVIDIA driver, or pass 
     try:
         pynvml.nvmlInit()
     except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded) as error:
-        reason = f"NVML cannot be used ({type(error).__name__}), so its memory and clocks cannot be read"
+        reason = f"NVML cannot be used ({type(error).__name__}), so the GPU's memory and clocks cannot be read"
         raise DeviceNotAvailable(uuid, reason, remedy) from error
     except pynvml.NVMLError as error:
         raise _failure("nvmlInit", error) from error

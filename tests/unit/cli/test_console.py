@@ -200,7 +200,7 @@ def test_two_options_do_not_write_one_file(run, tmp_path, monkeypatch, same):
     Path("link.svg").symlink_to("a.svg")
     code, out, err = run("profile", "mlp", "--device", "cpu", "--json", "a.svg", "--plot", same)
     assert (code, out) == (2, "")
-    assert "--plot must be another file than the one of --json" in err
+    assert "--plot must be another file than that of --json" in err
     assert [path.name for path in tmp_path.iterdir()] == ["link.svg"]
     console.check_writable(json=os.devnull, trace=os.devnull)
 
