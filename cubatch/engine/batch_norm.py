@@ -25,7 +25,7 @@ def check_activation(kind: str, beta: Any) -> None:
     if kind not in ACTIVATIONS:
         raise InvalidArgument("activation", kind, "one of " + ", ".join(sorted(ACTIVATIONS)))
     if beta is None:
-        raise InvalidArgument("beta", beta, "the norm's shift (c,): the input of the activation is computed again")
+        raise InvalidArgument("beta", beta, "the norm's shift (c,), from which the activation's input is computed")
 
 
 def batch_norm_train(

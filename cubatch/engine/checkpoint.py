@@ -80,7 +80,8 @@ def read(path: str | Path) -> Checkpoint | None:
     if "version" not in fields:
         raise InvalidData(str(path), "is no checkpoint", _RESTART)
     if (version := fields.pop("version")) != VERSION:
-        raise InvalidData(str(path), f"is a checkpoint of version {shown(version)}, this one reads {VERSION}", _RESTART)
+        reason = f"is a checkpoint of version {shown(version)}, and this cubatch reads version {VERSION}"
+        raise InvalidData(str(path), reason, _RESTART)
     try:
         return Checkpoint(**fields, losses=arrays.pop(_LOSSES).tolist(), arrays=arrays)
     except (TypeError, KeyError) as error:

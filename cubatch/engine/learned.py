@@ -94,8 +94,8 @@ class Learned:
             raise InvalidArgument("snapshot", "arrays without a valid 'clock'", "the arrays that `snapshot` returned")
         for name, array in own.items():
             if name not in arrays or (arrays[name].shape, arrays[name].dtype) != (array.shape, array.dtype):
-                given = f"arrays in which {name} is missing or differs"
-                raise InvalidArgument("snapshot", given, "of the same network, dtype and optimizer")
+                given = f"arrays in which {name} is missing, or has another shape or dtype"
+                raise InvalidArgument("snapshot", given, "of the network, dtype and optimizer of this model")
         for name, array in own.items():
             array[...] = self._xp.asarray(arrays[name])
         self._clock[0], self._updates = (int(count) for count in arrays["clock"])

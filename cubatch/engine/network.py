@@ -387,7 +387,7 @@ class Model(Learned):
         plan, program = self._prepared()
         scratch = plan.schedule.ops[-1].workspace
         if self._target is None or scratch is None:
-            raise InvalidArgument("target_batch_size", self._target, "given to prepare() before this")
+            raise InvalidArgument("target_batch_size", self._target, "given to prepare() before update()")
         if self._numbers is not None:
             self._numbers.write(self._clock[0], self._updates + 1, self.learning_rate)
         program.together(lambda rank: self._update(rank, self._places[0][rank].arena.workspace(scratch)))

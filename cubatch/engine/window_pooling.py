@@ -49,7 +49,8 @@ def max_pool2d(
     """
     pool, taps = _Pool(x.shape, x, window, workspace), window.r * window.s
     if taps > MOST_TAPS:
-        raise InvalidArgument("r * s", taps, f"at most {MOST_TAPS}", "The winning tap is kept in one byte.")
+        remedy = "Use a smaller window: the position of the largest value is stored in one byte."
+        raise InvalidArgument("r * s", taps, f"at most {MOST_TAPS}", remedy)
     xp = pool.xp
     y = xp.empty(pool.out_shape, dtype=x.dtype) if out is None else out
     for samples, rows in pool.blocks:

@@ -62,7 +62,7 @@ def _rate(given: SimpleNamespace) -> Any:
 
 def _whole(gradients: Sequence[Any]) -> Any:
     if len(gradients) != 1:
-        raise InvalidArgument("gradients", len(gradients), "one array: one member runs on a GPU")
+        raise InvalidArgument("gradients", len(gradients), "one array: a GPU computes the gradient as a whole")
     return gradients[0]
 
 

@@ -38,7 +38,8 @@ def max_pool2d(context: Context, given: SimpleNamespace) -> Any:
     x, window, argmax, y = given.x, given.window, given.argmax, given.out
     taps = window.r * window.s
     if taps > MOST_TAPS:
-        raise InvalidArgument("r * s", taps, f"at most {MOST_TAPS}", "The winning tap is kept in one byte.")
+        remedy = "Use a smaller window: the position of the largest value is stored in one byte."
+        raise InvalidArgument("r * s", taps, f"at most {MOST_TAPS}", remedy)
     check(x.dtype, x=x)
     check(np.uint8, y.shape, argmax=argmax)
     vector = _vector(context, x, y, argmax)
