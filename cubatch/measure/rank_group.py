@@ -97,7 +97,7 @@ class RankGroup:
         """
         waiting = list(range(len(self._connections))) if ranks is None else list(ranks)
         if not self.is_open:
-            raise WorkerFailed(f"its ranks had ended before {method}", _REMEDY)
+            raise WorkerFailed(f"the ranks had ended before {method}", _REMEDY)
         kills = oom_kills()
         for rank in waiting:
             with contextlib.suppress(ConnectionError):  # detected below
@@ -228,9 +228,9 @@ class RankGroup:
             rank, counted = hello.pop("rank"), hello.pop("size")
             if counted != size:
                 remedy = f"mpiexec and mpi4py must belong to the same MPI. {install_command('mpi')}"
-                raise WorkerFailed(f"its ranks do not find each other: MPI counts {counted} of {size}", remedy)
+                raise WorkerFailed(f"the ranks do not find each other: MPI counts {counted} of {size}", remedy)
             if hello != identify():
-                raise WorkerFailed(f"it would run cubatch {hello}, not cubatch {identify()}", _REMEDY)
+                raise WorkerFailed(f"rank {rank} would run cubatch {hello}, not cubatch {identify()}", _REMEDY)
             connected[rank] = connection
         self._connections = [connected[rank] for rank in range(size)]
         shares: list[list[int]] = cpu_shares(size) if self._is_on_cpu else [[]] * size

@@ -27,7 +27,7 @@ class Footprint(Shown):
         activations: The batch and each layer's output and saved values, each buffer once.
         activation_gradients: Gradients of outputs, each buffer once.
         workspace: Scratch memory of the kernels, each buffer once.
-        total: The plan's peak: less than the sum of the parts, since buffers share memory if their lifetimes allow.
+        total: The plan's peak: at most the sum of the parts, since buffers share memory if their lifetimes allow.
         elements_per_sample: The textbook count: input and layer outputs, in training also the gradients of the outputs.
             Flatten and in-place layers add nothing.
         peak_layer: The layer during whose pass the most memory is alive.

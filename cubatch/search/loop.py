@@ -176,7 +176,7 @@ class Search:
             is_cut = outcome.status in {"ok", "over_limit"} and not self.state.affordable(outcome.batch_size)
             self._finish(outcome, cut if is_cut else {})
         for n in self._open:
-            text = f"{self.state.trials(n)} trials gave no value of its energy"
+            text = f"{self.state.trials(n)} trials gave no energy of a step"
             self._finish(Outcome(n, "dropped", text))
 
     @contextlib.contextmanager

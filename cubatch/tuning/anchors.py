@@ -106,7 +106,7 @@ def _read(given: TuningResult | str | Path, place: str, predicted: Workload) -> 
         if m.status == "ok" and m.latency_seconds is not None:
             seconds[m.batch_size], sds[m.batch_size] = m.latency_seconds, _sd(m)
     if not seconds:
-        raise refused('results with a measurement whose status is "ok"')
+        raise refused('results with a measurement whose status is "ok"', "Tune again with a larger budget.")
     if gpu_of(work) != gpu_of(predicted) and source_of(work) != source_of(predicted):
         pairs = (("library", work.library, predicted.library), ("dtype", work.dtype, predicted.dtype))
         other = [(name, measured) for name, measured, wanted in pairs if measured != wanted]

@@ -62,7 +62,7 @@ def autotune_extents(
     if not is_onnx:
         if isinstance(module, str | Path):
             allowed = "a torch.nn.Module or the path of an ONNX file"
-            raise InvalidArgument("module", str(module), allowed, "Build it first.")
+            raise InvalidArgument("module", str(module), allowed, "Build the module first, and pass it.")
         batches = batch_sources.load(batches) if isinstance(batches, str) else batches
         if not callable(batches):
             raise InvalidArgument("batches", batches, f"a function batches(n, {axis}=...) that makes the inputs")
