@@ -43,7 +43,7 @@ def optional_whole(value: object) -> int | None:
 
 
 def pair(value: object) -> tuple[int, int]:
-    """Return a single value twice, 1 as (1, 1), and a list as a tuple."""
+    """Return a single value as a pair, 1 as (1, 1), and a list of any length as a tuple."""
     return _tuple(value) if _is_list(value) else (whole(value),) * 2  # type: ignore[return-value]
 
 
@@ -116,7 +116,7 @@ def is_name(value: object) -> bool:
 
 def printable(name: str) -> str:
     r"""
-    Return a foreign name of a layer or network as a valid one: shortened, with control characters escaped.
+    Return a valid name of a layer or network for any text: shortened, with control characters escaped, or "unnamed".
 
     Example:
         >>> print(printable("conv\x1b[2J"))
@@ -141,7 +141,7 @@ def between(low: float, high: float, allowed: str, *, low_open: bool = False, hi
     """
     Return a validator that raises InvalidSpec unless a field is a number from `low` to `high`.
 
-    An open end is excluded. `allowed` describes the range in the error.
+    `low_open` and `high_open` exclude that end. `allowed` describes the range in the error.
     """
 
     def validate(_: object, attribute: attrs.Attribute[Any], value: object) -> None:

@@ -33,7 +33,7 @@ class SuspiciousSpec(UserWarning):
 
 @attrs.frozen
 class Node:
-    """A layer in a network."""
+    """A layer in a network, with its extents inferred, its name, and the names of the layers that it reads."""
 
     name: str  # its name, or "layer1" by position
     layer: Layer  # the layer with inferred extents
@@ -69,12 +69,12 @@ class Network:
         layers: The layers in order, or mappings in the form of a spec file. `inputs` of a layer names layers above it;
             without `inputs` a layer reads the one before.
         name: Name of the network in tables and results.
-        weights: Parameters and running statistics by layer and name, float32 arrays. Missing ones are drawn. Weights do
-            not count when networks are compared, and a spec file has none.
+        weights: Parameters and running statistics by layer and name, float32 arrays. Missing arrays are drawn at
+            random. Networks are compared without weights, and a spec file has none.
 
     Raises:
-        InvalidSpec: If a layer, a connection or the input shape is invalid.
-        UnknownName: If a layer type, key or input is not known.
+        InvalidSpec: If a layer, a connection, the input shape, the name or an array of weights is invalid.
+        UnknownName: If a layer type, key, input, or a name in `weights` is not known.
 
     Example:
         >>> from cubatch.network.layers import Conv2d, Flatten, Linear
@@ -132,7 +132,7 @@ class Network:
         return self.nodes[-1].layer.output_shape
 
     def flops(self, mode: str = "inference") -> int:
-        """Return the FLOP of one sample: of the forward pass, or in "training" of all passes but unneeded gradients."""
+        """Return the FLOP of one sample: of the forward pass, and in "training" also of all gradients that it needs."""
         total = sum(node.layer.flops(mode) for node in self.nodes)
         if check_mode(mode) == "training":
             total -= sum(
@@ -225,7 +225,7 @@ def _connect(input_shape: Extents, layers: Sequence[Layer]) -> tuple[Node, ...]:
 
 def _places(names: Sequence[str], paths: Sequence[str]) -> dict[str, str]:
     """
-    Return for each layer, by its name, the place in the spec that errors show: one of `paths`.
+    Return the path in the spec of each layer by its name, as errors show it; "input" is the network's input.
 
     Raises InvalidSpec if there are no layers or two share a name.
     """
@@ -276,7 +276,7 @@ def layer_of(mapping: object, path: str) -> Layer:
 
 
 def as_network(spec: Spec) -> Network:
-    """Return a layer as a network of one layer, and a network unchanged; reject a layer with several inputs."""
+    """Return a layer as a network of one layer, a network unchanged; raise InvalidSpec for layers of several inputs."""
     if isinstance(spec, Network):
         return spec
     shapes = spec.input_shapes
@@ -288,7 +288,7 @@ def as_network(spec: Spec) -> Network:
 
 def layer_passes(spec: Spec, mode: str) -> list[tuple[Node, Pass]]:
     """
-    Return the passes of one step, layer by layer: the forward pass, and in training the gradients after it.
+    Return (node, pass) of one step, layer by layer: the forward pass, and in training the gradients after it.
 
     In training a layer without parameters has no wgrad. A layer that reads nothing trained has no dgrad, since the
     gradient of the network's input is not needed. A single layer does all its passes. In inference, layers that do

@@ -21,7 +21,7 @@ _SAMPLES: dict[str, int] = {"k": 64, "r": 3, "s": 3, "heads": 4, "end": 32}
 
 @attrs.frozen
 class Key:
-    """A key of a layer type."""
+    """A key of a layer type in a spec file: its name, default and meaning."""
 
     name: str  # name in a spec file
     default: str | None  # default as a spec file writes it; None for a required key

@@ -62,7 +62,7 @@ class Layer:
         super().__init_subclass__()
         for name, value in facts.items():
             if not hasattr(cls, name):
-                raise TypeError(f"{cls.__name__}: {name} is no fact of a layer type")
+                raise TypeError(f"{cls.__name__}: {name} is no class attribute of Layer")
             setattr(cls, name, value)
 
     def __attrs_post_init__(self) -> None:
@@ -138,12 +138,12 @@ class Layer:
 
     @property
     def product_channels(self) -> dict[str, int]:
-        """Channels of one group, "c" in and "k" out, whose multiples Tensor Cores need; empty for most types."""
+        """Channels of one group, "c" in and "k" out, which Tensor Cores need in multiples; empty for most types."""
         return {}
 
     @property
     def projections(self) -> tuple[Layer, ...]:
-        """Linear layers with which it begins and ends, whose products are among its own; none for most types."""
+        """Linear layers with which it begins and ends, whose products are among `gemms`; none for most types."""
         return ()
 
     @property
@@ -182,7 +182,7 @@ class Layer:
         return {}
 
     def traffic(self, pass_: Pass, batch_size: int) -> int:
-        """Return the elements that one pass over a batch must read and write, each counted once, as in the roofline."""
+        """Return the number of elements that one pass over a batch must read and write, each counted once."""
         x = batch_size * sum(math.prod(shape) for shape in self.input_shapes)
         y = batch_size * math.prod(self.output_shape)
         if pass_ is Pass.WGRAD:
@@ -208,7 +208,7 @@ class Layer:
 
 @functools.lru_cache(maxsize=4096)
 def extents(layer: Layer) -> Layer:
-    """Return the layer without its name and inputs: equal for layers that do equal work."""
+    """Return the layer without its name and inputs: equal for layers of equal type and fields."""
     return attrs.evolve(layer, name=None, inputs=None)
 
 

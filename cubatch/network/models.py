@@ -54,8 +54,8 @@ def build(name: str, *, input_shape: Extents | None = None, classes: int | None 
 
     Raises:
         UnknownName: If no network has the name.
-        InvalidArgument: If the input shape does not fit the network, or classes is not a whole number of at least 1. A
-            network without a classifier (go-net) takes no classes.
+        InvalidArgument: If the input shape does not fit the network, or classes is not a whole number of at least 1.
+            Also if `classes` is given for a network without a classifier (go-net).
 
     Example:
         >>> build("resnet50").parameters, build("resnet50", classes=10).output_shape
@@ -136,7 +136,7 @@ def resolve(
 
 def _form(spec: object) -> str:
     """
-    Return the form of a spec argument: "name", "file", "onnx", "factory"; "" for a layer, network or mapping.
+    Return "name", "file", "onnx" or "factory" for text or a path, and "" for a layer, network or mapping.
 
     Raises InvalidArgument for anything else, and for a file of weights.
     """

@@ -91,8 +91,8 @@ def load_spec(path: str | Path) -> Spec:
 
 
 def _distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object; raise ValueError for a duplicate key, whose first value would be lost."""
+    """Return (key, value) pairs of a JSON object as a dict; raise ValueError for a duplicate key."""
     values = dict(pairs)
     if len(values) < len(pairs):
-        raise ValueError(f"a key stands twice in an object: {', '.join(key for key, _ in pairs)}")
+        raise ValueError(f"an object has a key twice; its keys are {', '.join(key for key, _ in pairs)}")
     return values

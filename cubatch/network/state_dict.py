@@ -53,7 +53,7 @@ class Tensor:
     order: np.ndarray[Any, Any] | None = None
 
     def to_torch(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Return an array of cubatch in PyTorch's order and shape."""
+        """Return an array in cubatch's order and shape in those of PyTorch."""
         if self.pixels is not None:
             array = array.reshape(self.shape[0], *self.pixels, -1).transpose(0, 3, 1, 2)
         if self.order is not None:
@@ -61,7 +61,7 @@ class Tensor:
         return np.ascontiguousarray(array).reshape(self.torch_shape)
 
     def from_torch(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Return an array of PyTorch in cubatch's order and shape."""
+        """Return an array in PyTorch's order and shape in those of cubatch."""
         if self.pixels is not None:
             array = array.reshape(self.shape[0], -1, *self.pixels).transpose(0, 2, 3, 1)
         array = np.ascontiguousarray(array).reshape(self.shape)
@@ -113,7 +113,7 @@ def counters(network: Network) -> list[str]:
 
 
 def is_left_out(key: str) -> bool:
-    """Return whether cubatch ignores this key of a state dict: a batch counter, or part of an auxiliary classifier."""
+    """Return whether cubatch ignores this key of a state dict: of a batch counter or an auxiliary classifier."""
     return key.endswith(COUNTER) or bool(AUXILIARY.match(key))
 
 
@@ -149,7 +149,7 @@ def _order_after(network: Network, node: Node, read: Sequence[Order]) -> Order:
 
 
 def _flattened(network: Network, shape: Extents, order: np.ndarray[Any, Any]) -> Order:
-    """Return the order of features after a flatten; None where (h, 1, c) may be an image or tokens."""
+    """Return the `Order` of features after a flatten; None where the input (h, 1, c) may be an image or tokens."""
     indices, (h, w, _) = np.arange(math.prod(shape)).reshape(shape), shape
     is_one_column = w == 1 < h
     if is_one_column and any("position" in node.layer.parameter_shapes for node in network.nodes):

@@ -41,7 +41,7 @@ def save_weights(network: Network, path: str | Path) -> None:
         path: A .safetensors or .npz file.
 
     Raises:
-        InvalidArgument: If the network has no weights, or the path has another ending.
+        InvalidArgument: If the network lacks weights of a layer, or the path has another ending.
         InvalidData: If the file cannot be written.
 
     Example:
@@ -69,7 +69,8 @@ def load_weights(network: Network, path: str | Path) -> Network:
         Network: The copy, with float32 weights.
 
     Raises:
-        InvalidArgument: If the path has another ending.
+        InvalidArgument: If the path has another ending, or a layer has no counterpart in PyTorch while the file is a
+            state dict.
         InvalidData: If the file is missing, damaged, a checkpoint, or of another version. Also if a tensor is
             unknown, missing, or of another shape.
 
@@ -116,7 +117,7 @@ def from_state_dict(network: Network, state_dict: Mapping[str, Any]) -> Network:
 
     Raises:
         InvalidData: If a tensor is unknown, missing, or of another shape.
-        InvalidArgument: If a layer of the network has no counterpart, or the argument is not a state dict.
+        InvalidArgument: If a layer of the network has no counterpart in PyTorch, or the argument is not a state dict.
 
     Example:
         >>> import torchvision, cubatch as cb                                           # doctest: +SKIP
@@ -143,7 +144,7 @@ def to_state_dict(network: Network) -> dict[str, np.ndarray[Any, Any]]:
         dict[str, numpy.ndarray]: float32 arrays, and the int64 counters of batch norms, at 0.
 
     Raises:
-        InvalidArgument: If the network lacks weights, or a layer has no counterpart.
+        InvalidArgument: If the network lacks weights of a layer, or a layer has no counterpart in PyTorch.
 
     Example:
         >>> state = cb.to_state_dict(cb.load_weights(net, "trained.safetensors"))                   # doctest: +SKIP
@@ -208,7 +209,7 @@ def _check(
     remedy: str,
 ) -> None:
     """
-    Raise InvalidData if tensors are missing, unknown or of another shape than expected.
+    Raise InvalidData if tensors are missing, unknown or of another shape than expected; both mappings are by name.
 
     The message names `source`, the file, and `network`; `remedy` is its next step for missing and unknown tensors.
     """

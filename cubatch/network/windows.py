@@ -21,7 +21,7 @@ Pad = tuple[int, int, int, int]
 
 
 class Axis(NamedTuple):
-    """An axis of a sliding window."""
+    """An axis of a sliding window: extents of source and output, and where each output and tap reads."""
 
     size: int  # extent of the source
     out: int  # extent of the output
@@ -142,7 +142,7 @@ def _with_taps(axis: Axis, taps: slice) -> Axis:
 
 
 def check_window(hw: Pair, rs: Pair, pad: Pad, dilation: Pair = (1, 1)) -> None:
-    """Raise InvalidSpec, with a layer's field names, for a filter larger than the padded input."""
+    """Raise InvalidSpec, with "r" or "s" as the field, for a filter larger than the padded input."""
     for name, taps, spread, extent, letter, pads in (
         ("r", rs[0], dilation[0], hw[0], "h", pad[:2]),
         ("s", rs[1], dilation[1], hw[1], "w", pad[2:]),
@@ -199,6 +199,7 @@ def conv_shape(
         stride: Vertical and horizontal stride.
         pad: Zeros at the top, bottom, left and right.
         dilation: Vertical and horizontal dilation.
+        groups: Number of groups that input and output channels are divided into.
 
     Raises:
         InvalidArgument: If an extent is out of range, or the shapes and groups do not match.
@@ -220,7 +221,7 @@ def conv_shape(
 
 
 class Window(NamedTuple):
-    """A pooling window."""
+    """A pooling window: its size, stride, padding and rounding."""
 
     r: int  # r, s: height and width
     s: int

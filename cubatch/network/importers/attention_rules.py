@@ -21,7 +21,7 @@ from cubatch.network.importers.source import Step
 
 @attrs.frozen
 class Mixed:
-    """Attention without its output projection."""
+    """Attention without its output projection: input, number of heads, weights and biases of the input projection."""
 
     x: Value  # its input
     heads: int  # number of heads
@@ -161,7 +161,7 @@ def prepend(build: Builder, step: Step) -> Value:
     """
     Return a placeholder for pixels with a class token in front, (n, h w + 1, c).
 
-    The layer is made once a position embedding is added. Other constants in front are refused.
+    The layer is made once a position embedding is added. Other constants in front raise UnsupportedOperator.
     """
     value, token, axis = build.value(step), step.constants["token"], step.options["axis"]
     h, w, c = build.shapes[value.layer]

@@ -90,7 +90,7 @@ class Builder:
     def _make(self, step: Step) -> Value:
         if missing := [name for name in step.reads if name not in self.values]:
             unknown = f"it reads {missing[0]!r}, which no operator before it computes"
-            raise self.refusal(step, f"{unknown}, and which is no constant (store a sparse one as a dense one)")
+            raise self.refusal(step, f"{unknown}, and which is no constant (store a sparse constant as a dense one)")
         try:
             return self._apply_rule(step)
         except UnsupportedOperator:
@@ -114,12 +114,12 @@ class Builder:
             raise self.refusal(step, str(error)) from None
         shape = tuple(math.prod(atom.size for atom in dim) for dim in value.dims)
         if shape != step.shape and value.pad == NO_PAD:
-            raise self.refusal(step, f"its result is {step.shape}, and that of cubatch's layer would be {shape}")
+            raise self.refusal(step, f"its result has shape {step.shape}, that of cubatch's layer would have {shape}")
         return value
 
     def _complete(self, name: str) -> bool:
         """
-        Make the value `name` a whole output of a layer, by adding a Slice or an opaque layer.
+        Make the value `name` the whole output of a layer, by adding a Slice or an opaque layer if needed.
 
         Return whether one was added.
         """
@@ -218,7 +218,7 @@ class Builder:
         return value, None if order == list(range(len(order))) else order
 
     def is_read_once(self, value: Value) -> bool:
-        """Return whether only one step reads the output of a value's layer; reshapes of it count as the output."""
+        """Return whether only one step reads the output of a value's layer, whose reshapes count as the output too."""
         names = [name for name, other in self.values.items() if other.layer == value.layer]
         return all(self.readers[name] == 1 for name in names)
 
@@ -279,7 +279,12 @@ class Builder:
         arrays: Mapping[str, Any] | None = None,  # its parameters and statistics, in the engine's layout
         suffix: str = "",  # suffix of its name, where it is not the step's only layer
     ) -> Value:
-        """Add a layer to the network and return its output; raise UnsupportedOperator for an incomplete input."""
+        """
+        Add a layer to the network and return its output; raise UnsupportedOperator for an incomplete input.
+
+        `reads` are its inputs, and `arrays` its weights and statistics by name. `dims` are the axes of the output, or
+        letters such as "nchw"; None: as of the first input. `suffix` is appended to the layer's name.
+        """
         names = tuple(value.layer for value in reads)
         if incomplete := self.pending.keys() & set(names):
             raise self.refusal(step, f"it reads {min(incomplete)}, a part of a layer that is not complete")
@@ -341,7 +346,11 @@ def with_channels(value: Value, axis: int, channels: int) -> Dims:
 
 
 def permuted(array: Any, order: Sequence[int] | None) -> Any:
-    """Return an array with its last axis in the layer's order of features; unchanged if `order` is None."""
+    """
+    Return an array whose last axis is in the layer's order of features; unchanged if `order` is None.
+
+    `order` has for each position the index of that feature in the layer.
+    """
     if order is None:
         return array
     result = np.empty_like(array)

@@ -37,8 +37,8 @@ def call_factory(text: str, *, input_shape: Extents | None = None, opaque: bool 
         UserWarning: With the assumed shape, if none was given.
 
     Raises:
-        InvalidArgument: If the function does not exist, raises an error or builds something else, or if a shape is
-            given for a layer or network.
+        InvalidArgument: If the function does not exist, raises an error or builds something else, or if `input_shape`
+            is given for a layer or network.
         CubatchError: As from `from_torch`.
     """
     built = _build(text)

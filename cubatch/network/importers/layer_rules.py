@@ -149,9 +149,9 @@ def _add(build: Builder, step: Step) -> Value:
 
 def _add_constant(build: Builder, step: Step, constant: np.ndarray[Any, Any]) -> Value:
     """
-    Make an added constant the bias of the product before it or positions of tokens; return the sum.
+    Make an added constant the bias of the layer before it, or the position embedding of tokens; return the sum.
 
-    Zeros add nothing; for other constants it raises UnsupportedOperator.
+    Zeros are left out; any other constant raises UnsupportedOperator.
     """
     value = build.value(step)
     if isinstance(prepended := build.pending.get(value.layer), attention_rules.Prepended):
@@ -198,7 +198,7 @@ _GATED: dict[type[Layer], type[Layer]] = {layers.Sigmoid: layers.SiLU, layers.Ha
 
 
 def _by_channel(build: Builder, value: Value, constant: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
-    """Return a constant as a vector with one number for each channel; None if its shape does not fit that."""
+    """Return a constant as a vector with one number for each channel; None if it has another shape."""
     axis, channels = build.channel_axis(value), build.shapes[value.layer][2]
     shape = (1,) * (len(value.dims) - constant.ndim) + constant.shape
     if axis is None or len(shape) != len(value.dims) or constant.size != channels or shape[axis] != channels:
@@ -252,7 +252,7 @@ _LAYOUTS = {1: "n", 2: "nc", 3: "nhc", 4: "nchw"}  # usual axes, by their number
 
 
 def _layout(dims: Dims, rank: int) -> str:
-    """Return the axes of an input as letters, such as "nchw"; "" unless they are `rank` such axes with n in front."""
+    """Return the axes of an input as letters, such as "nchw"; "" unless each of `rank` axes is one letter, n first."""
     labels = ["".join(dict.fromkeys(atom.label for atom in dim)) for dim in dims]
     is_plain = len(labels) == rank and set(map(len, labels)) == {1} and len(set(labels)) == rank and labels[0] == "n"
     return "".join(labels) if is_plain else ""

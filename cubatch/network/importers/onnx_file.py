@@ -52,7 +52,8 @@ def load_onnx(path: str | Path, *, input_shape: tuple[int, ...] | None = None, o
     Raises:
         UnsupportedOperator: If an operator has no layer, and opaque is False; it names the operator and its node.
         InvalidArgument: If `path` is no path, or `input_shape` does not fit the file.
-        InvalidSpec: If the file cannot be read, has several inputs or outputs, or leaves its input's shape open.
+        InvalidSpec: If the file cannot be read, has several inputs or outputs, leaves its input's shape open, or has no
+            layer between input and output.
         MissingDependency: If onnx is not installed.
 
     Example:
@@ -196,7 +197,7 @@ class _Reader:
         return agreeing[-1 if all(turn == [_TO_CHANNELS_FIRST] for turn in turns) else 0]
 
     def _store_constants(self, model: Any, left: list[Any]) -> None:
-        """Replace the model's nodes by the remaining ones, `left`, and add the results of the others as constants."""
+        """Replace the model's nodes by those in `left`, and add the results of the other nodes as constants."""
         results = {name for node in left for name in node.output}
         made = [name for node in self._nodes for name in node.output if name in self._constants and name not in results]
         del model.graph.node[:]
@@ -262,7 +263,7 @@ class _Reader:
         return True
 
     def _alone(self, node: Any, outputs: list[str]) -> Any:
-        """Return a graph with this node only, since onnx evaluates a bare node by the operator's newest version."""
+        """Return a graph with this node only, since onnx evaluates a bare node by the newest operator version."""
         helper = self._onnx.helper
         values = [
             [helper.make_empty_tensor_value_info(name) for name in names if name] for names in (node.input, outputs)
@@ -315,7 +316,7 @@ class _Reader:
         elif shape is None or not all(name in call.shapes for name in call.values):
             reason = "onnx cannot infer the shape of its result"
         elif not shape:
-            reason = "its result is a single number, and none for each sample"
+            reason = "its result is a single number for the whole batch"
         elif call.name not in SYMMETRIC and call.inputs[0] in call.constants:
             reason = "its first input does not depend on the network's"
         if reason is not None:
@@ -338,6 +339,6 @@ def _rank(extents: Extents) -> int:
 
 
 def _parameters(name: str, array: Any) -> Parameters:
-    """Return an array as a trained parameter; empty unless it holds several floating-point numbers."""
+    """Return {(name, elements)} for an array of several floating-point numbers, a trained parameter; else empty."""
     is_trained = isinstance(array, np.ndarray) and array.size > 1 and array.dtype.name.startswith(("float", "bfloat"))
     return frozenset({(name, array.size)}) if is_trained else frozenset()

@@ -43,7 +43,7 @@ class Call:
         return [name for name in self.inputs if name and name not in self.constants]
 
     def constant(self, place: int) -> np.ndarray[Any, Any] | None:
-        """Return the input at this position if it is constant; None where it is left out or computed."""
+        """Return the input at this position if it is constant; None if left out or dependent on the network's input."""
         return self.constants.get(self.inputs[place]) if place < len(self.inputs) else None
 
     def given(self, name: str, place: int) -> Any:
@@ -57,7 +57,7 @@ class Call:
 
     @property
     def flop(self) -> int:
-        """FLOP of a matrix product for the whole batch; 0 for all other operators."""
+        """FLOP of its matrix products for the whole batch, those of convolutions included; 0 for other operators."""
         shapes = [
             self.constants[name].shape if name in self.constants else self.shapes.get(name) for name in self.inputs
         ]
@@ -116,7 +116,7 @@ def _gemm(call: Call) -> Meaning:
     w = call.constant(1)
     factors = call.get("alpha", 1.0), call.get("beta", 1.0)
     if w is None or call.get("transA", 0) or factors != (1.0, 1.0):
-        return unlike("its weights are no constant, turned, or scaled")
+        return unlike("its weights depend on the input, or it is scaled or transposed (alpha, beta, transA)")
     w, bias = (w if call.get("transB", 0) else w.T), call.constant(2)
     if bias is not None and bias.size != 1 and (bias.size != w.shape[0] or bias.shape[-1] != w.shape[0]):
         return unlike("it adds another row to each sample")
@@ -237,7 +237,7 @@ def _joined(kind: str) -> Callable[[Call], Meaning]:
 
 def _sum(call: Call) -> Meaning:
     if len(call.inputs) > 2:  # noqa: PLR2004
-        return unlike("it adds more than two")
+        return unlike("it adds more than two values")
     return _joined("add")(call) if len(call.inputs) > 1 else ("identity", {}, {})
 
 

@@ -21,7 +21,9 @@ Parameters = frozenset[tuple[str, int]]
 
 def united(trained: Mapping[Any, Parameters], read: Iterable[Any]) -> Parameters:
     """
-    Return the trained parameters, each once, on which at least one of the values in `read` depends.
+    Return the trained parameters, as (name, elements), on which at least one value in `read` depends.
+
+    `trained` has the parameters on which each value depends; a value that it lacks depends on none.
 
     Example:
         >>> sorted(united({"w": frozenset({("w", 6)}), "2 w": frozenset({("w", 6)})}, ["w", "2 w", "x"]))
@@ -32,7 +34,7 @@ def united(trained: Mapping[Any, Parameters], read: Iterable[Any]) -> Parameters
 
 def einsum_flop(equation: str, shapes: Sequence[Sequence[int]]) -> int:
     """
-    Return the FLOP of an Einstein sum of two factors; 0 for any other number of factors.
+    Return the FLOP of an Einstein sum of two factors; 0 for another number of factors or shapes that do not fit.
 
     Example:
         >>> einsum_flop("bij, bjk -> bik", [(2, 3, 4), (2, 4, 5)])
@@ -54,7 +56,7 @@ def einsum_flop(equation: str, shapes: Sequence[Sequence[int]]) -> int:
 
 
 def unlike(reason: str) -> Meaning:
-    """Return the meaning of an operator for which there is no layer, with the reason."""
+    """Return (kind, constants, options) of an operator that has no layer: no kind, and the reason as an option."""
     return "", {}, {"reason": reason}
 
 
@@ -73,7 +75,7 @@ _SEVERAL_INPUTS = frozenset({"", "add", "mul", "concat", "prepend", "attention",
 
 
 def single_input(meaning: Meaning, num_values: int) -> Meaning:
-    """Return the meaning of a call, or that of no layer if it reads several values where its layer reads one."""
+    """Return `meaning`, or that of a call without a layer if the call reads several values and its layer only one."""
     if meaning[0] in _SEVERAL_INPUTS or num_values == 1:
         return meaning
     return unlike(f"it reads {num_values} values that depend on the input, where its layer reads one")

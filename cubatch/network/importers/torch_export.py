@@ -26,7 +26,7 @@ EXAMPLE_BATCH = 2  # a batch of 1 would look like any axis of one position
 
 
 class CannotTrace(InvalidArgument):
-    """A module that cannot be traced: it rejects its input, or no graph can be made of its code."""
+    """A module that cannot be traced: it rejects its input, or torch.export cannot make a graph of its code."""
 
 
 def from_torch(module: Any, input_shape: tuple[int, ...] = (3, 224, 224), *, opaque: bool = False) -> Network:
@@ -50,9 +50,10 @@ def from_torch(module: Any, input_shape: tuple[int, ...] = (3, 224, 224), *, opa
 
     Raises:
         UnsupportedOperator: If an operator has no layer, and opaque is False; it names the operator and its place.
-        InvalidArgument: If `module` is no initialized module, cannot be traced, or has not exactly one output; if
-            `input_shape` is no shape of a sample.
+        InvalidArgument: If `module` is no initialized module, cannot be traced, or has not exactly one output that
+            depends on its input. Also if `input_shape` is no shape of a sample.
         MissingDependency: If PyTorch is not installed.
+        InvalidSpec: If the module returns its input.
 
     Example:
         >>> import torch                                                              # doctest: +SKIP
@@ -107,7 +108,7 @@ def _in_eval_mode(module: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _with_momenta(torch: Any, module: Any) -> Iterator[None]:
-    """Set momentum 0.1, with a warning, in batch norms without one during the block; a graph has 0 for None."""
+    """Set momentum None of batch norms to 0.1 during the block, with a warning; an exported graph has 0 for None."""
     norms = torch.nn.modules.batchnorm._BatchNorm  # noqa: SLF001 - its only name
     bare = {name: part for name, part in module.named_modules() if isinstance(part, norms) and part.momentum is None}
     if bare:
@@ -251,7 +252,7 @@ class _Reader:
         shape = call.result_shape
         written = self._written(node)
         if written and not _is_all_of(node.args[0], written[0]):
-            kind, constants, options = unlike("it changes in place what is read under another shape, too")
+            kind, constants, options = unlike("it changes in place a tensor that is also read in another shape")
             shape = tuple(written[0].meta["val"].shape)
         if node.target is operator.getitem:
             origin, number = node.args
@@ -313,7 +314,7 @@ class _Reader:
         """
         Return the nodes that share the memory which a node writes in place.
 
-        The list is empty if it writes nothing, or no later node reads another of them.
+        The list is empty if it writes nothing, or no later node reads another node of that memory.
         """
         if not _writes(node):
             return []

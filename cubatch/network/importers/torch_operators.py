@@ -20,7 +20,7 @@ class Call:
     A call of an operator, with its arguments by name and their defaults filled in.
 
     Args:
-        torch: The package.
+        torch: The package torch.
         node: The node of the graph.
         known: Tensors that do not depend on the network's input, by node.
     """
@@ -81,7 +81,7 @@ class Call:
 
     @property
     def flop(self) -> int:
-        """FLOP of a matrix product for the whole batch; 0 for all other operators."""
+        """FLOP of its matrix products for the whole batch, those of convolutions included; 0 for other operators."""
         name = str(self._node.target).rpartition(".")[0].removeprefix("aten.")
         shapes = [tuple(map(int, getattr(each.meta.get("val"), "shape", ()))) for each in self.read]
         if name in {"matmul", "bmm", "mm", "linear"}:
@@ -200,7 +200,7 @@ def _max_pool(call: Call) -> Meaning:
 
 def _avg_pool(call: Call) -> Meaning:
     if call["divisor_override"] is not None:
-        return unlike("it divides by a number of its own")
+        return unlike("it has a divisor_override")
     return "avg_pool", {}, _pool(call, count_pad=call["count_include_pad"])
 
 
@@ -302,7 +302,11 @@ def _pad(call: Call) -> Meaning:
 
 
 def _plain(kind: str, **arguments: str) -> Callable[[Call], Meaning]:
-    """Return a function that translates a call to a layer of this kind; `arguments` maps its options to arguments."""
+    """
+    Return a function that translates a call to a layer of this kind.
+
+    `arguments` has, by option of the layer, the name of the call's argument.
+    """
     return lambda call: (kind, {}, {option: call[name] for option, name in arguments.items()})
 
 
@@ -310,7 +314,7 @@ def part(call: Call, name: str, number: int) -> Meaning:
     """
     Return the meaning of result `number` of an operator with several results: a part of its input.
 
-    For operators other than `SEVERAL` it is the meaning of no layer.
+    An operator that is not in `SEVERAL` has no layer.
     """
     if name not in SEVERAL:
         return "", {}, {}

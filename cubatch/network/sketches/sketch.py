@@ -18,7 +18,7 @@ from cubatch.network.layers import AvgPool2d, BatchNorm2d, Conv2d, GlobalAvgPool
 
 
 class Sketch:
-    """A network under construction; each method adds layers and returns the name of the last."""
+    """A network under construction; `add` and similar methods add layers and return the name of the last."""
 
     def __init__(self, shape: Extents, name: str, classes: int) -> None:
         self.shape, self.name, self.classes = shape, name, classes
@@ -66,10 +66,10 @@ class Sketch:
         self, name: str, path: str, *, width: int, squeezed: int, act: type[Layer], gate: type[Layer]
     ) -> str:
         """
-        Multiply each channel of layer `path` by a gate that two small layers compute from its mean; return the name.
+        Multiply each channel of layer `path` by a gate that two small layers compute from its mean; return `name`.
 
-        `width` is its channels, `squeezed` the outputs of the first small layer; `act` and `gate` are the activations
-        of both.
+        `width` is the number of channels, `squeezed` that of outputs of the first small layer. `act` and `gate` are the
+        activations of the first and the second.
         """
         self.add(f"{name}.avgpool", GlobalAvgPool)
         self.conv(f"{name}.fc1", squeezed, 1)
