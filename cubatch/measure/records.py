@@ -150,7 +150,7 @@ class Outcome:
 
 @attrs.frozen(kw_only=True)
 class Measured:
-    """The results of a run."""
+    """The timings and outcomes of a run, and the candidates that the search added."""
 
     timings: tuple[Timing, ...] = ()  # in the order in which they were taken; at most one per batch size and round
     outcomes: tuple[Outcome, ...] = ()  # at most one per batch size

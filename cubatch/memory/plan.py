@@ -106,7 +106,7 @@ def schedule_of(
 
 
 def schedule_for(work: Workload) -> Schedule:
-    """Return the schedule of a workload, with those of its experimental kernels that its device has."""
+    """Return the schedule of a workload; it uses the experimental kernels of the workload that the device can run."""
     names = runnable(work.experimental, work.dtype, work.device)
     return schedule_of(work.spec, work.mode, work.recompute, work.library, names)
 

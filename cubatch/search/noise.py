@@ -47,7 +47,7 @@ FREEDOM = 4.0  # degrees of freedom of Student's t, by which trials of one size 
 
 
 def usable(timings: Iterable[Timing]) -> list[Timing]:
-    """Return the timings that were not throttled; all timings if every one was."""
+    """Return the timings that were not throttled; all timings if all were throttled."""
     every = list(timings)
     return [timing for timing in every if not timing.throttled] or every
 
@@ -195,12 +195,12 @@ def _with_spreads(sizes: Collection[Sequence[Timing]], goal: Goal, noise: Noise)
 
 
 def _spread(distances: Sequence[Array], prior: float) -> float:
-    """Return a robust standard deviation from arrays of `_distances`, and from PRIOR_WEIGHT assumed ones of `prior`."""
+    """Return a robust standard deviation of arrays of `_distances` and PRIOR_WEIGHT pseudo-observations of `prior`."""
     return TO_SD * median([*[prior / TO_SD] * PRIOR_WEIGHT, *itertools.chain(*distances)])
 
 
 def _sd_without_farthest(values: Array) -> float:
-    """Return the standard deviation of values without the farthest from their median; 0 for one, all of two count."""
+    """Return the standard deviation of all values but the farthest from their median; of two both count; of one 0."""
     nearest = values[np.argsort(np.abs(values - _median(values)))][: max(2, len(values) - 1)]
     return math.sqrt(math.pi / 2) * float(_distances(nearest).mean()) if len(nearest) > 1 else 0.0
 

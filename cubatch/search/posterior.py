@@ -96,7 +96,7 @@ class Posterior:
         return Recommendation(within[-1 if is_latency else 0], fastest, within, equal)
 
     def seconds_of(self, n: int, timings: Sequence[Timing]) -> tuple[float | None, Interval | None]:
-        """Return the seconds of a step of size `n`, and their 90 % interval; not in the posterior: median and None."""
+        """Return the seconds of a step of size `n`, and their 90 % interval; without a posterior, median and None."""
         if n not in self.seconds.sizes:
             return (median([timing.seconds for timing in timings]) if timings else None), None
         return self.seconds.cost(n), self.seconds.interval(n)

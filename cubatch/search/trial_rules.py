@@ -71,7 +71,7 @@ def try_smaller(state: SearchState) -> list[int]:
 
 
 def learn(state: SearchState) -> list[int]:
-    """Return the size with the largest expected gain per second, or several measured ones to compare; else none."""
+    """Return the size with the largest expected gain per second, or several measured ones; else an empty list."""
     if state.recommended is None or state.goal.objective == "latency":
         return []
     is_paired, loss = state.fitted.noise.is_paired, state.expected_loss / state.tolerance

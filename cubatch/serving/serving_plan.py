@@ -114,7 +114,7 @@ class ServingPlan(Shown):
 
     @property
     def load(self) -> Load:
-        """Expected latency and utilization."""
+        """Expected percentiles of the latency in seconds, requests per step, and utilization."""
         load = self.chosen.load
         assert load is not None  # noqa: S101 - a plan is only made of an option that keeps the limit
         return load

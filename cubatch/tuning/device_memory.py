@@ -22,7 +22,7 @@ from cubatch.tuning.step_memory import ModuleStep, NetworkStep
 
 @attrs.frozen(kw_only=True)
 class ModeMemory:
-    """The memory of a step in one mode."""
+    """The memory of a step in one mode, "inference" or "training", and the largest batch size that fits."""
 
     footprint: Footprint | ModuleFootprint  # memory of a step by part, at the requested batch size
     fits: bool  # whether the footprint is within the limit
@@ -41,7 +41,7 @@ class ModeMemory:
 
 @attrs.frozen(kw_only=True)
 class DeviceMemory:
-    """The memory of a step on one device."""
+    """The memory of a step on one device in each mode, and the memory limit there."""
 
     device: Device  # the device
     limit: int  # bytes that a step may take

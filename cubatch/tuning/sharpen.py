@@ -58,7 +58,7 @@ _HALVINGS = 40
 
 @attrs.frozen(eq=False)
 class Sharpened:
-    """A prediction, corrected by anchors."""
+    """A prediction, corrected by measurements (the anchors) if there are any."""
 
     step: StepPrediction  # seconds, interval and passes, as from `predict_step`
     covariance: Array  # covariance of the logarithms of the seconds, by pairs of batch sizes

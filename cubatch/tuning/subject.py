@@ -114,7 +114,7 @@ class Subject(Protocol):
         return {"l2": "warm"}
 
     def facts(self, sizes: Sequence[int]) -> SubjectFacts:  # noqa: ARG002 - as above
-        """Return computed figures of steps of these batch sizes: FLOP, rooflines and others, see SubjectFacts."""
+        """Return computed figures of steps of these batch sizes, such as FLOP and the roofline's seconds."""
         return SubjectFacts()
 
     def measure_loader(self, result: TuningResult, request: Request) -> LoaderRate | Note | None:  # noqa: ARG002 - as above

@@ -61,7 +61,7 @@ class ThreadsResult(Shown):
 
     @property
     def batch_size(self) -> int | None:
-        """The recommended batch size of an instance with `threads` threads, 1: do not batch; None without one."""
+        """The recommended batch size of an instance with `threads` threads (1: do not batch); None as for `threads`."""
         return None if self.best is None else self.best.batch_size
 
     @property

@@ -148,7 +148,7 @@ class BoundedSubject(Subject):
         return self._started
 
     def candidate(self, ladder: Ladder, batch_size: int) -> Candidate:
-        """Return a candidate of a size that the search adds, with predicted memory."""
+        """Return a candidate of a size that the search adds, with predicted peak bytes."""
         step = between(batch_size, ladder.candidates)
         return attrs.evolve(step, predicted_peak_bytes=self._started().predicted(batch_size))
 

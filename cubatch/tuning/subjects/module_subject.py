@@ -34,7 +34,7 @@ class PresentModuleSubject(BoundedSubject):
     first_notes: Sequence[Note] = ()  # facts that a user should know, known before measuring
 
     def start(self, *, refresh: bool) -> Sequence[Note]:  # noqa: ARG002
-        """Return `first_notes`."""
+        """Return the notes known before measuring, `first_notes`."""
         return self.first_notes
 
     @property

@@ -90,7 +90,7 @@ class NetworkSubject(Subject):
 
     @property
     def device(self) -> Device:
-        """The first device."""
+        """The device that runs steps; the first if several share a step."""
         return self.work.device
 
     @property
@@ -164,7 +164,7 @@ class NetworkSubject(Subject):
         return FactoryRef("cubatch.measure.network_runner:network_runner", arguments | {"device": self.device.address})
 
     def candidate(self, ladder: Ladder, batch_size: int) -> Candidate:
-        """Return a candidate of a size that the search adds, with planned memory and predicted time."""
+        """Return a candidate of a size that the search adds, with planned peak bytes and predicted seconds."""
         return added(self.work, ladder, batch_size)
 
     def describe(self, ladder: Ladder) -> Mapping[str, Any]:
