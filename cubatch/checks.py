@@ -178,12 +178,12 @@ def _plain(value: object) -> object:
 
 
 def check_batch_size(value: int, name: str = "batch_size") -> int:
-    """Return a batch size, from 1 to MAX_BATCH_SIZE, as a Python int; raise InvalidArgument otherwise."""
+    """Return a batch size from 1 to MAX_BATCH_SIZE as an int; raise InvalidArgument on the argument `name` if not."""
     return check_whole(name, value, most=MAX_BATCH_SIZE)
 
 
 def check_whole(field: str, value: int, *, least: int = 1, most: int | None = None) -> int:
-    """Return an integer from `least` to `most` (None: no limit) as a Python int; raise InvalidArgument otherwise."""
+    """Return an integer from `least` to `most` (None: no limit) as an int; raise InvalidArgument on `field` if not."""
     allowed = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
     whole = isinstance(value, (int, Integral)) and not isinstance(value, bool)  # int first: ABCs are slow
     if not whole or value < least or (most is not None and value > most):
@@ -213,7 +213,7 @@ def check_number(field: str, value: float, *, least: float = 0.0, above: float |
 
 
 def check_kind(field: str, value: object, kind: type, allowed: str) -> None:
-    """Raise InvalidArgument if the value is not of type `kind`, which `allowed` describes to the user."""
+    """Raise InvalidArgument for `field` if the value is not of type `kind`, which `allowed` describes to the user."""
     if not isinstance(value, kind):
         raise InvalidArgument(field, value, allowed)
 
@@ -248,6 +248,6 @@ def check_experimental(names: Collection[str]) -> frozenset[str]:
 
 
 def check_path(path: object, field: str = "path") -> None:
-    """Raise InvalidArgument if the value is neither a str nor a path object."""
+    """Raise InvalidArgument for the argument `field` if the value is neither a str nor a path object."""
     if not isinstance(path, str | os.PathLike):
         raise InvalidArgument(field, path, "a path: text or a pathlib.Path")

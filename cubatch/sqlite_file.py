@@ -105,7 +105,7 @@ def _open(path: Path, schema: str, version: int) -> sqlite3.Connection:
 
 def _check(database: sqlite3.Connection, path: Path, schema: str, version: int) -> bool:
     """
-    Return whether the database is new, which is to have the given schema and version.
+    Return whether the database is new: it has neither tables nor a version number.
 
     Raises StoreError if it is of another program or version, sqlite3.DatabaseError if it is damaged.
     """

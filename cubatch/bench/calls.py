@@ -348,7 +348,7 @@ def calls_of(
 
 def _of_role(blanks: Blanks, layer: Layer, role: str, *, samples: int, made: str, channels: int, written: bool) -> Any:
     """
-    Return an array without memory for a role of an operation, such as "dy".
+    Return an array without memory, made by `blanks`, for a role of an operation on `samples` samples, such as "dy".
 
     Args:
         made: Role of the operation's result.

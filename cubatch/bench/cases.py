@@ -331,7 +331,7 @@ def loss_scale(parameters: int, dtype: str = "float16") -> Case:
 
 
 def cross_entropy(rows: int, classes: int, dtype: str = "float32") -> Case:
-    """Return the case of softmax with cross-entropy and its gradient, for `rows` samples."""
+    """Return the case of softmax with cross-entropy and its gradient, for `rows` samples and `classes` classes."""
     blanks = Blanks()
     arguments = {
         "logits": blanks.array((rows, classes)),

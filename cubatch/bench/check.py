@@ -77,7 +77,7 @@ Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 def axes_of(case: Case) -> dict[str, str]:
     """
-    Return letters for the axes of each operand; empty for operations whose channels cannot be cut.
+    Return by operand a letter for each axis; empty for operations whose channels cannot be cut.
 
     "n" samples, "h" and "w" pixels, "c" and "k" channels in and out, "r" and "s" taps of a filter.
     """

@@ -58,7 +58,7 @@ class Tracer:
         return self.launcher.module if self.launcher else np
 
     def bind(self, kernel: Kernel, grid: Grid, arguments: Sequence[object]) -> Callable[[], None]:
-        """Record a launch; return the function that runs it, which does nothing without a launcher."""
+        """Record a launch of `grid` blocks; return the function that runs it, which does nothing without a launcher."""
         self.launches.append(Launch(kernel, grid, self.problems[-1] if self.problems else None))
         return self.launcher.bind(kernel, grid, arguments) if self.launcher else _nothing
 

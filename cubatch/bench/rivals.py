@@ -144,7 +144,7 @@ def versions() -> dict[str, str | None]:
 
 
 def set_precision(torch: Any, dtype: str) -> None:
-    """Make PyTorch use TF32 for "tf32" only, sum in float32, and let cuDNN choose its algorithms by timing."""
+    """Make PyTorch use TF32 only for the dtype "tf32", sum in float32, and let cuDNN choose algorithms by timing."""
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False

@@ -116,6 +116,7 @@ def filled(module: ModuleType, case: Case, seed: int) -> Iterator[Arrays]:
 
     Args:
         module: NumPy or CuPy.
+        seed: Seed of the random data.
     """
     random = backend.random_generator(module.empty(0), seed)  # one for all: a GPU takes long to make one
     while True:
@@ -123,7 +124,7 @@ def filled(module: ModuleType, case: Case, seed: int) -> Iterator[Arrays]:
 
 
 def fill(module: ModuleType, case: Case, seed: int) -> Arrays:
-    """Return one set of the arrays of a case, filled with random data."""
+    """Return one set of the arrays of a case, by name, as arrays of `module` filled with random data of a seed."""
     return next(filled(module, case, seed))
 
 

@@ -60,7 +60,11 @@ def kernels(
 
 
 def _compiled(chosen: Sequence[Kernel], archs: Sequence[str], budget: Recorded, *, must_compile: bool) -> list[Row]:
-    """Compile and return a row per kernel and architecture; without a compiler, recorded rows unless `must_compile`."""
+    """
+    Compile the kernels and return a row per kernel and architecture.
+
+    Without a compiler, rows from `budget`, the recorded figures, are returned; with `must_compile` the error is raised.
+    """
     from cubatch.errors import InvalidArgument, MissingDependency
     from cubatch.kernels import survey
 

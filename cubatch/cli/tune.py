@@ -177,7 +177,7 @@ def _check_endings(plot: str | None, report: str | None) -> None:
 
 
 def _spec(model: str, library: str, input_shape: str | None, classes: int | None) -> Any:
-    """Return the network, or for ONNX Runtime the path of its file; an option that was not given is None."""
+    """Return the network that `model` means; for ONNX Runtime, `model` itself. Options that are not given are None."""
     from cubatch.network.graph import Network
 
     if library != "onnxruntime":

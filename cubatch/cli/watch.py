@@ -68,7 +68,7 @@ def _looks(gpus: GpuHistory, seconds: float, interval: float) -> Iterator[dict[s
 
 @contextlib.contextmanager
 def _screen(*, is_live: bool) -> Iterator[Callable[[Grid], None]]:
-    """Yield a function that replaces the table on the screen; it does nothing without a terminal."""
+    """Yield a function that replaces the table on the terminal; it does nothing unless `is_live`."""
     if not is_live:
         yield lambda _: None
         return

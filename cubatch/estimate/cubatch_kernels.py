@@ -190,7 +190,7 @@ def counted(
 
 
 def _product_seconds(product: Counted, moved: int, per_second: float, device: Device, scales: Scales) -> float:
-    """Return the seconds of a product that moves `moved` elements, without its first launch."""
+    """Return the seconds of a product that moves `moved` elements, `per_second` a second, without its first launch."""
     times, share = _measured(device, product.kernel.family)
     longest = max(scales.compute * times * product.seconds, moved / per_second / share)
     return longest + product.moved / per_second / MOVED_SHARE + product.launches * LAUNCH_SECONDS
@@ -238,7 +238,7 @@ def _slope(
     Return the clocks of GELU's slope in an input's gradient, the elements moved in addition, and the launches.
 
     The clocks are those of an SM, which issues an instruction for 128 lanes in a clock.  They are 0 if the kernel has
-    no such epilogue: then the slope, and a bias's sums, are launches behind it.
+    no such epilogue.  Then the slope, and with `summed` the sums of a bias, are launches after the product.
     """
     h, w, channels = layer.input_shapes[0]
     kernel, rows = product.kernel, batch_size * h * w

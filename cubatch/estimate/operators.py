@@ -209,7 +209,8 @@ def _part(
     The latter is that of the logarithm of seconds, and depends on the GPU.
 
     Args:
-        work: Operators, each with its numbers by batch size.
+        work: Operators, each with its `numbers` as an array (numbers, batch sizes).
+        sizes: The batch sizes.
         scales: Factors on the predicted seconds of arithmetic and of bytes, from the GPU's measurements.
         notes: Notes on the accuracy are appended.
     """

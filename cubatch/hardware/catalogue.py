@@ -92,7 +92,8 @@ def board(
     """
     Return the board of the catalogue that matches the values reported by a driver; None unless exactly one matches.
 
-    Different boards may report one name (RTX 3060, GTX 1650): they differ in chip, SMs and memory.
+    Different boards may report one name (RTX 3060, GTX 1650): they differ in chip, SMs and memory. `memory_bytes` is
+    the capacity, `bytes_per_second` the bandwidth of the memory; None is unknown.
 
     Example:
         >>> board("NVIDIA GeForce RTX 3060", (8, 6), 28, 12 * 2**30).slug

@@ -30,7 +30,7 @@ _MEMORY = {
 
 
 def cpu_name(root: Path = ROOT) -> str:
-    """Return the CPU's name as the kernel reports it, or its instruction set where it reports none (ARM)."""
+    """Return the CPU's name as the kernel reports it, or the name of its instruction set if it reports none (ARM)."""
     named = re.search(r"^model name\s*:\s*(\S.*)$", read_text(root / "proc/cpuinfo"), re.MULTILINE)
     return named[1].strip() if named else f"{platform.machine()} CPU"
 

@@ -21,7 +21,7 @@ _MARKS = ("full wave", "Coulom", "power of two", "multiple of 8")
 
 
 def page(payload: Mapping[str, Any]) -> str:
-    """Return a self-contained HTML page for a study in the JSON form of schema 1."""
+    """Return a self-contained HTML page for a study in the JSON form that `studies.run.run` returns."""
     _, *measured = grids(payload)
     article = html.Article(
         title=payload["title"],
@@ -159,7 +159,8 @@ def _seeds(
     """
     Yield (batch size, mean, (lowest, highest)) of a value over the seeds, for each row of a policy.
 
-    `value_of` returns the value of a run; values that are None or not positive are left out.
+    `rows` are those of the study `generalisation`. `value_of` returns the value of a run; values that are None or not
+    positive are left out.
     """
     for row in rows:
         values = [value for run in row["runs"] if (value := value_of(run)) is not None and value > 0]

@@ -227,10 +227,10 @@ def summarize(policy: str, cell: Cell, runs: Sequence[Mapping[str, Any]]) -> dic
 
 def gap_to_base(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """
-    Return the difference between the test accuracy of a row and that at BASE samples with the same policy.
+    Return the test accuracy of a row of `rows` minus that at batch size BASE with an equal policy.
 
     Returns:
-        "difference" and its 90 % "interval", None with too few seeds; None for BASE itself, or without it.
+        "difference" and its 90 % "interval", None with too few seeds; None for the row of BASE, or without such a row.
     """
     base = next((other for other in rows if (other["policy"], other["batch_size"]) == (row["policy"], BASE)), None)
     if base is None or base is row:

@@ -99,7 +99,11 @@ def _train_epochs(
     cache: StudyCache,
     images: tuple[files.Dataset, files.Dataset],
 ) -> dict[int, list[float]]:
-    """Train epochs in turn, the shortest first, within `budget` seconds; return the seconds of each by batch size."""
+    """
+    Train epochs at the batch sizes of `profiles` in turn; return by batch size the seconds of each epoch.
+
+    The shortest epochs come first. Training ends after `budget` seconds, and finished epochs are cached.
+    """
     work, count = request.work, len(images[0])
     expected = {p["batch_size"]: count // p["batch_size"] * p["step_seconds"] for p in profiles}
     turns = [(number, size) for number in range(EPOCHS) for size in sorted(expected, key=lambda size: expected[size])]

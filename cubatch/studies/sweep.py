@@ -58,7 +58,7 @@ def sweep(
     # sizes to compare: the size, its reference, and the rule by which they are compared
     pairs: Iterable[tuple[int, int, str]] = (),
 ) -> Sweep:
-    """Measure batch sizes equally often; return the result and the comparison of pairs of them by throughput."""
+    """Measure batch sizes equally often; return the result, and comparisons of the throughput of `pairs`."""
     count = rounds[request.quick]
 
     def watch(event: Event) -> None:

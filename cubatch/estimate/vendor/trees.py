@@ -66,7 +66,7 @@ class Trees:
         return self._sums(table) * self.trust(table)
 
     def trust(self, table: NDArray[np.float32]) -> Array:
-        """Return a weight of each case's correction: 1 inside the training range, 0 from a factor of four beyond it."""
+        """Return the weight of each row's correction: 1 in the training range, 0 if a feature is 4 times beyond it."""
         beyond = np.maximum(self.low - table, table - self.high).max(axis=1)
         faded: Array = np.clip(1 - beyond / _FADE, 0.0, 1.0).astype(float)
         return faded

@@ -81,7 +81,7 @@ def rule(axes: Axes, axis: Literal["x", "y"] = "y") -> None:
 
 def ticks(sizes: Sequence[int], x_low: float, x_high: float) -> tuple[int, ...]:
     """
-    Return the batch sizes at the ticks of a log2 axis: powers of two, or the sizes themselves on a short axis.
+    Return the batch sizes at the ticks of a log2 axis from `x_low` to `x_high`: powers of two, on a short axis `sizes`.
 
     Example:
         >>> ticks([1, 64], 0.7, 90), ticks([96, 100, 104, 112], 90, 120)

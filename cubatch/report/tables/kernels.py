@@ -70,7 +70,7 @@ _COLUMNS: Mapping[str, Callable[[Sequence[Row]], Cell]] = {
 
 
 def problems(rows: Sequence[Row]) -> list[Grid]:
-    """Return a table of the problems of compilation, each with its architectures, and a line that counts results."""
+    """Return a table of the problems in rows of a survey, each with its architectures, and a note with counts."""
     archs_of: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         for problem in row.problems:

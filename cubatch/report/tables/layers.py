@@ -26,7 +26,7 @@ def layers(kinds: Sequence[Mapping[str, Any]]) -> Grid:
 
 
 def layer(kind: Mapping[str, Any]) -> list[Grid]:
-    """Return the tables of one type of layer: its keys, and an example."""
+    """Return the tables of one entry of these "layers": the keys of the type of layer, and an example."""
     columns = {
         "key": lambda key: key["name"],
         "default": lambda key: "required" if key["default"] is None else key["default"],

@@ -118,7 +118,7 @@ def advice(swept: Sweep) -> str:
 
 
 def batch_sweep(swept: BatchSweep, *, subject: str) -> Grid:
-    """Return the table of a sweep: a row per range of batch sizes, marked if it has the size that the user named."""
+    """Return the table of a sweep: a row per range of batch sizes, marked if the present size is in it."""
     now, better = swept.grid, swept.better
 
     def is_now(step: BatchStep) -> bool:

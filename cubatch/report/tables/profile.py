@@ -60,7 +60,9 @@ def layers(profile: Mapping[str, Any], *, title: str) -> Grid:
 
 def shares(profile: Mapping[str, Any]) -> str:
     """
-    Return a sentence with the shares of the causes of a step's time, largest first.
+    Return a sentence with the share of each cause in a step's time, largest first.
+
+    `profile` has "causes", the seconds by cause.
 
     Example:
         >>> shares({"causes": {"products": 3.0, "copies": 0.0, "elementwise": 1.0, "overhead": 0.0, "waiting": 0.0}})

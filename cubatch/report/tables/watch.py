@@ -26,7 +26,7 @@ def watched(gpus: Sequence[Mapping[str, Any]], *, title: str) -> Grid:
 
 def sparkline(shares: Iterable[float]) -> str:
     """
-    Return numbers as a text of bars, one per number; numbers outside of [0, 1] count as 0 or 1.
+    Return shares as a text with a bar for each; shares outside of [0, 1] count as 0 or 1.
 
     Example:
         >>> sparkline([0.0, 0.5, 1.0])
