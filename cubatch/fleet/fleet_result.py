@@ -46,7 +46,7 @@ class FleetDevice:
 
     @property
     def samples_per_second(self) -> float | None:
-        """Samples per second at `batch_size`, measured or predicted; None if that is None or has no measurement."""
+        """Samples per second at `batch_size`, measured or predicted; None without a `batch_size` or its measurement."""
         if self.batch_size is None:
             return None
         if self.forecast is not None:

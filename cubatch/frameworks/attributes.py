@@ -41,8 +41,8 @@ class Snapshot:
 
     Steps append to lists, count metrics and create tables on first use, also as buffers, parameters or submodules.
     Lists, deques, dicts and sets get their old items back, also within each other, and tensors their values. Objects of
-    a user's class get their old attributes back. Other nested objects are not restored; `restore` returns the names of
-    the attributes in which one changed.
+    a user's class get their old attributes back. Other nested objects are not restored; `restore` returns the paths of
+    the attributes in which such an object changed.
 
     Args:
         module: The module.

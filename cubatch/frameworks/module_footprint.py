@@ -34,8 +34,8 @@ class ModuleFootprint(Shown):
         optimizer: The state of the optimizer.
         activations: All other tensors: outputs, values saved for the backward pass, their gradients, temporary results.
         workspace: Workspace of cuBLAS in PyTorch's default setting; 0 without a GPU, as `allocator` and `overhead`.
-        allocator: What PyTorch's caching allocator reserves in addition: rounding, and free blocks of its segments.
-            The GPU's memory is the limit at which it returns free segments.
+        allocator: Bytes that PyTorch's caching allocator reserves in addition: rounding, and free blocks of its
+            segments. The GPU's memory is the limit at which it returns free segments.
         expandable_segments: Whether the simulated segments are expandable, by the environment of this process; None
             without a GPU.
         overhead: The CUDA context, and code of libraries.

@@ -106,10 +106,10 @@ class ModuleRunner(BoundedRunner):
         Draw a batch and run a first step; set `compile_seconds` to the seconds of compiling, without those of a step.
 
         Returns:
-            float | None: As `BoundedRunner.prepare`, so never None.
+            float | None: Seconds of the very first step of the size in this process; never None.
 
         Raises:
-            InvalidArgument: If PyTorch would not compile the step but run it as it is.
+            InvalidArgument: If PyTorch reached its recompile limit and would run the step uncompiled.
             OverLimit, OutOfMemory: As `BoundedRunner.prepare`.
         """
         if not self.is_compiled:
@@ -129,7 +129,7 @@ class ModuleRunner(BoundedRunner):
         Add the seconds of the block to `compile_seconds` if a graph was compiled in it.
 
         Raises:
-            InvalidArgument: If PyTorch would not compile a step but run it as it is.
+            InvalidArgument: If PyTorch reached its recompile limit and would run a step uncompiled.
         """
         if not self.is_compiled:
             yield

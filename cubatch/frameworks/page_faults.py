@@ -56,8 +56,8 @@ def describe(rows: Sequence[Mapping[str, Any]], sizes: Collection[int]) -> list[
     It is empty if the share is below 5 %, or malloc is not glibc's with its default settings or cubatch's.
 
     Args:
-        rows: Rows of `PageFaults`.
-        sizes: Sizes of the result: others ran only to measure memory.
+        rows: Mappings from `PageFaults.rows`.
+        sizes: Batch sizes of the result; other sizes ran only to measure memory.
     """
     worst = max((row for row in rows if row["batch_size"] in sizes), key=lambda row: row["share"], default=None)
     if worst is None or worst["share"] < _WORTH_NOTING or not heap.is_movable():

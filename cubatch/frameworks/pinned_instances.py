@@ -77,7 +77,7 @@ class PinnedInstances(RemoteBoundedRunner):
         """
         Keep the prepared step as the reference step in all instances; `repeats` of them run before and after a timing.
 
-        Return whether all instances could; if one cannot, none keeps it.
+        Return whether all instances kept their step; if an instance cannot, the others drop their steps.
         """
         is_held = False
         try:

@@ -43,7 +43,7 @@ def records(
 
     Args:
         function: The called operator or function of PyTorch.
-        arguments, options: Its arguments, with tensors without data.
+        arguments, options: Arguments of `function`, with tensors without data.
         phase: Phase of the step: "forward", "backward" or "optimizer".
         repeats: Number of times that the call occurs in the step.
     """
@@ -76,7 +76,7 @@ def merged(operators: Sequence[Operator]) -> list[Operator]:
     """
     Return the operators of a step, with those of the optimizer merged over all parameters.
 
-    PyTorch runs them so on a GPU; a trace on a CPU has one call for each parameter.  Calls with the same name become
+    PyTorch merges them on a GPU; a trace on a CPU has one call for each parameter.  Calls with the same name become
     one, in the order of the first.
     """
     chosen: list[Operator] = []
@@ -132,7 +132,7 @@ def _storage(tensor: Any) -> int:
 
 
 def _num_bytes(tensor: Any) -> int:
-    """Return the bytes of a tensor's elements; of an expanded tensor at most those of its storage."""
+    """Return the bytes of a tensor's elements; of an expanded tensor at most the bytes of its storage."""
     return int(min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()))
 
 
@@ -209,8 +209,8 @@ def _recurrent(whole: Operator, arguments: list[Any], _outputs: list[Any]) -> It
     """
     Yield the records of a recurrent layer as cuDNN computes it.
 
-    Products with the inputs are computed for all time steps at once, those with the states step by step. Its weights
-    are (gates * hidden, inputs) and (gates * hidden, hidden).
+    Products with the inputs are computed for all time steps at once, products with the states step by step. The layer's
+    weights are (gates * hidden, inputs) and (gates * hidden, hidden).
     """
     x, _, of_state = arguments[:3]
     steps, n, inputs = x.shape

@@ -168,7 +168,7 @@ class Inputs:
 
     @property
     def device(self) -> Any:
-        """Device of the first tensor, if possible of one that is in no object of an unknown class."""
+        """Device of the first tensor; tensors in objects, such as caches, count only if there are no others."""
         return self._tensors()[0][1].device
 
     def doubtful(self) -> list[Path]:
@@ -185,7 +185,7 @@ class Inputs:
 
     def remarks(self) -> list[Remark]:
         """
-        Return remarks on input tensors that have the same shape at all batch sizes; none on those in objects.
+        Return remarks on input tensors that have the same shape at all batch sizes; none on tensors in objects.
 
         The remark "inputs_stay" prevents a recommendation. It lists tensors of two rows or more that `constant_inputs`
         does not name and that are no parameters or buffers of the module.
@@ -262,7 +262,7 @@ class Inputs:
             make: make(tensor, shape) returns a tensor of that shape that replaces a tensor of the example.
 
         Returns:
-            Call: Its tensors require a gradient where those of the example do. Values that do not grow are shared.
+            Call: Tensors require a gradient where the tensors of the example do. Values that do not grow are shared.
         """
         return Call(*self._at_size(tuple(self.call), (), batch_size, make))
 

@@ -333,7 +333,7 @@ def walked(
 @contextlib.contextmanager
 def _fake_mode(module: Any, device: Any) -> Iterator[Any]:
     """
-    Yield PyTorch's mode of tensors without data, in which those on the "meta" device are on `device` too.
+    Yield PyTorch's mode of tensors without data, in which tensors on the "meta" device count as on `device`.
 
     Where a module on "meta" names that device, as in `x.to(self.device)`, it means `device`.
     """
@@ -443,7 +443,7 @@ class _Watch:
         )
 
     def see(self, tensor: Any) -> None:
-        """Add the storage of a tensor to those in use until it is freed; each storage counts once."""
+        """Add the storage of a tensor to the storages in use until it is freed; each storage counts once."""
         storage = tensor.untyped_storage()
         if storage in self._seen:
             return
@@ -474,7 +474,7 @@ class _Watch:
                 life.part = part
 
     def at_peak(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Return the bytes at the peak for each part in PARTS (weights, inputs, ...), and all others by submodule."""
+        """Return the bytes at the peak by part in PARTS (weights, inputs, ...), and all other bytes by submodule."""
         parts, activations = dict.fromkeys(PARTS, 0), dict[str, int]()
         for life in self._lives:
             if life.begin <= self._peak_at < life.end:
@@ -515,7 +515,7 @@ class _Watch:
         return tensor is not None and tensor.untyped_storage() in self._written
 
     def result(self, operation: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
-        """Return the result of an operation without data; assume one, and record that, if it depends on data."""
+        """Return the result of an operation without data; if it depends on data, assume a result and record that."""
         from torch._subclasses import fake_tensor
 
         is_recurrent = name_of(operation) == recurrent_workspace.OPERATOR

@@ -210,7 +210,7 @@ class TorchModule:
         return walked
 
     def _untraceable(self, error: Exception) -> InvalidArgument:
-        """Return an error for the user in place of one that a trace raised, with the part that `opaque` may replace."""
+        """Return an error for the user in place of a trace's, with the submodule that `opaque` may replace."""
         allowed = f"one whose {MODES[self._kind.training]} step can be traced on tensors without data"
         if isinstance(error, torch_memory.TraceTooLong):
             given = f"{self.name}, in which data decide when a loop ends, as in generate()"
@@ -338,7 +338,7 @@ class TorchModule:
 
 def _largest(total: Callable[[int], int], num_bytes: int, known: Mapping[int, int]) -> int:
     """
-    Return a size of which `total` is at most `num_bytes`, while that of the next size is not; 0 if 1 takes more.
+    Return a size with `total(size)` at most `num_bytes`, but not `total(size + 1)`; 0 if `total(1)` is more.
 
     `known` has some of the values of `total`.
     """
@@ -362,7 +362,7 @@ def check_kind(mode: str, loss: object, optimizer: object, autocast: str | None)
     `autocast` None computes in the types of the parameters.
 
     Raises:
-        InvalidArgument: If one of them is invalid, or inference has a loss.
+        InvalidArgument: If one of the arguments is invalid, or inference has a loss.
     """
     if mode not in MODES:
         raise InvalidArgument("mode", mode, " or ".join(map(repr, MODES)))
@@ -398,7 +398,7 @@ def _place(tensors: Sequence[Any]) -> Any:
     Return the device of a module's tensors, where scalars may be on the CPU; None if there are no tensors.
 
     Raises:
-        InvalidArgument: If they are on several devices, of which one alone would be measured.
+        InvalidArgument: If the tensors are on several devices, since only one device would be measured.
     """
     devices = {tensor.device for tensor in tensors}
     if len(devices) > 1:

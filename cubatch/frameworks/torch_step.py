@@ -76,7 +76,7 @@ class StepKind:
         unseen = [] if is_walk else [True]
 
         def seen(made: Any) -> Any:
-            """Return the output of a step; reject fake tensors in the output of the first one."""
+            """Return the output of a step; raise InvalidArgument if the first output has fake tensors."""
             if unseen and any(map(_has_no_data, tensors_of(made))):
                 given = "one whose output has no data: a cache that is not restored kept a tensor of the memory trace"
                 allowed = "one that keeps its caches in tensors, lists and dictionaries of its own"
@@ -195,7 +195,7 @@ def _without_exchange(module: Any) -> Any:
     """
     Return a context in which DistributedDataParallel does not sum gradients over ranks.
 
-    Loops that accumulate gradients use it for all batches but the last. It does nothing to other modules.
+    Loops that accumulate gradients use the context for all batches but the last. For other modules it does nothing.
     """
     inner = getattr(module, "_orig_mod", module)
     is_shared = isinstance(inner, torch.nn.parallel.DistributedDataParallel)

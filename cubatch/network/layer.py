@@ -175,7 +175,7 @@ class Layer:
 
     def saved_elements(self) -> dict[str, tuple[int, int]]:
         """
-        Return what training saves besides input and output: {name: (elements per sample, bytes per element)}.
+        Return {name: (elements per sample, bytes per element)} of arrays that training saves besides input and output.
 
         0 bytes per element stand for the size of the dtype. Empty if nothing else is saved.
         """

@@ -160,7 +160,7 @@ def _form(spec: object) -> str:
 
 
 def _way_in(thing: object) -> str:
-    """Return a sentence that names the function which takes this object; "" if there is none."""
+    """Return a sentence that names the public function for this kind of object; "" if there is none."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(thing, torch.nn.Module):
         return "autotune_module(module, input_shape) tunes a PyTorch module; from_torch imports it as a Network."

@@ -42,7 +42,7 @@ def save_weights(network: Network, path: str | Path) -> None:
 
     Raises:
         InvalidArgument: If the network lacks weights of a layer, or the path has another ending.
-        InvalidData: If the file cannot be written.
+        InvalidData: If the file cannot be written, or an array is not floating-point.
 
     Example:
         >>> import cubatch as cb
@@ -71,8 +71,8 @@ def load_weights(network: Network, path: str | Path) -> Network:
     Raises:
         InvalidArgument: If the path has another ending, or a layer has no counterpart in PyTorch while the file is a
             state dict.
-        InvalidData: If the file is missing, damaged, a checkpoint, or of another version. Also if a tensor is
-            unknown, missing, or of another shape.
+        InvalidData: If the file is missing, damaged, a checkpoint, or of another version. Also if a tensor is unknown,
+            missing, not floating-point, or of another shape.
 
     Example:
         >>> import cubatch as cb
@@ -116,7 +116,7 @@ def from_state_dict(network: Network, state_dict: Mapping[str, Any]) -> Network:
         Network: A copy with weights, in float32.
 
     Raises:
-        InvalidData: If a tensor is unknown, missing, or of another shape.
+        InvalidData: If a tensor is unknown, missing, not floating-point, or of another shape.
         InvalidArgument: If a layer of the network has no counterpart in PyTorch, or the argument is not a state dict.
 
     Example:
@@ -145,6 +145,7 @@ def to_state_dict(network: Network) -> dict[str, np.ndarray[Any, Any]]:
 
     Raises:
         InvalidArgument: If the network lacks weights of a layer, or a layer has no counterpart in PyTorch.
+        InvalidData: If an array is not floating-point.
 
     Example:
         >>> state = cb.to_state_dict(cb.load_weights(net, "trained.safetensors"))                   # doctest: +SKIP

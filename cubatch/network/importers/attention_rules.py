@@ -39,10 +39,10 @@ class Prepended:
 
 def select(build: Builder, step: Step) -> Value:
     """
-    Return one position of an axis; raise UnsupportedOperator for positions that no layer selects.
+    Return the value at one position of an axis; raise UnsupportedOperator for positions that no layer selects.
 
     An axis of extent 1 is dropped. One position of an axis of channels, such as the queries, is a range of the value's
-    channels. The first token becomes the output of a ClassToken layer; other tokens and axes raise.
+    channels. The first token becomes the output of a ClassToken layer; other tokens and axes raise UnsupportedOperator.
     """
     value, axis = build.part(step), step.options["axis"] % (len(step.shape) + 1)
     atoms, index = value.dims[axis], step.options["index"]
@@ -79,7 +79,7 @@ def mix(build: Builder, step: Step) -> Value:
 
 
 def mix_transposed(build: Builder, step: Step) -> Value:
-    """Return a placeholder for attention as `mix`, with keys of shape (n, heads, channels of a head, tokens)."""
+    """Return the placeholder of `mix`, for keys of shape (n, heads, channels of a head, tokens)."""
     q, k, v = (build.part(step, i) for i in range(3))
     return _mix(build, step, [q, attrs.evolve(k, dims=(*k.dims[:-2], *k.dims[:-3:-1])), v])
 
@@ -127,8 +127,8 @@ def project(build: Builder, step: Step, value: Value, order: list[int] | None, m
     """
     Add the Attention layer of `mixed` and the linear layer of this step, which projects its result; return the output.
 
-    `order` is the order of the features that the step reads; None is the layer's own. Weights that are not (c, c)
-    raise UnsupportedOperator.
+    `order` is the order of the features that the step reads, as for `permuted`; None is the layer's own. Weights that
+    are not (c, c) raise UnsupportedOperator.
     """
     w, b = step.constants["w"], step.constants.get("b")
     c = len(mixed.w) // 3

@@ -121,7 +121,7 @@ class Builder:
         """
         Make the value `name` the whole output of a layer, by adding a Slice or an opaque layer if needed.
 
-        Return whether one was added.
+        Return whether a layer was added.
         """
         value = self.values[name]
         if self._is_part(value) and (sliced := self._slice(self._makers[name], value)) is not None:
@@ -155,7 +155,7 @@ class Builder:
         return _size(value.dims) != self.batch_size * math.prod(self.shapes[value.layer])
 
     def _is_shuffled(self, value: Value) -> bool:
-        """Return whether a value's elements are in another order than those of any layer, pixels or channels first."""
+        """Return whether a value's elements are in an order that no layer has: neither pixels nor channels first."""
         if value.layer == INPUT or value.layer in self.opaque:
             return False
         orders = [_in_a_row(self.axes(layout, self.shapes[value.layer])) for layout in ("nchw", "nhwc")]

@@ -132,7 +132,7 @@ class Slice(Layer, type="slice"):
 
     def traffic(self, pass_: Pass, batch_size: int) -> int:
         """
-        Return the elements that one pass over a batch reads and writes.
+        Return the number of elements that one pass over a batch reads and writes.
 
         The forward pass moves the range alone; the backward pass also writes zeros for the other channels.
         """

@@ -72,7 +72,7 @@ class MaxPool2d(_Pool, type="max_pool2d"):
             raise InvalidSpec("r", self.r, f"such that r x s is at most {MOST_TAPS} (s is {self.s})")
 
     def saved_elements(self) -> dict[str, tuple[int, int]]:
-        """Return {"argmax": (outputs per sample, 1)}: one byte has the place of an output's value in its window."""
+        """Return {"argmax": (outputs per sample, 1)}: one byte has the position of an output's value in its window."""
         return {"argmax": (math.prod(self.output_shape), 1)}
 
 
