@@ -17,7 +17,6 @@ Paired references: Bulej et al., "Duet Benchmarking", ICPE 2020.  Trials interle
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -186,17 +185,25 @@ def _with_spreads(sizes: Collection[Sequence[Timing]], goal: Goal, noise: Noise)
     """Return the noise model with new standard deviations within and between trials, given its slopes."""
     every = [_Trials.of(timings, noise, goal) for timings in sizes]
     within = [_distances(values) for trials in every for values in trials.values]
-    between = [_distances(trials.cost - noise.slope * trials.host, noise.slope_sd * trials.host) for trials in every]
+    between = [_distances(trials.cost - noise.slope * trials.host) for trials in every]
+    # Two trials at other speeds of the host also differ by the size's slope.  The weight is the trials' part in that.
+    slopes = [noise.slope_sd * _distances(trials.host) for trials in every]
+    weights = [HOST_TRIAL_SD**2 / (HOST_TRIAL_SD**2 + slope**2) for slope in slopes]
     timing = max(LEAST_SD, _spread(within, TIMING_SD))
-    trial = _spread(between, HOST_TRIAL_SD if noise.is_paired else TIMING_SD)
+    trial = _spread(between, HOST_TRIAL_SD if noise.is_paired else TIMING_SD, weights)
     shares = [1 / len(values) for trials in every if len(trials.values) > 1 for values in trials.values]
     explained = (MEDIAN_SD * timing) ** 2 * median(shares or [0.0])
     return attrs.evolve(noise, timing=timing, trial=math.sqrt(max(trial**2 - explained, LEAST_SD**2)))
 
 
-def _spread(distances: Sequence[Array], prior: float) -> float:
-    """Return a robust standard deviation of arrays of `_distances` and PRIOR_WEIGHT pseudo-observations of `prior`."""
-    return TO_SD * median([*[prior / TO_SD] * PRIOR_WEIGHT, *itertools.chain(*distances)])
+def _spread(distances: Sequence[Array], prior: float, weights: Sequence[Array] | None = None) -> float:
+    """
+    Return a robust standard deviation of arrays of `_distances` and PRIOR_WEIGHT pseudo-observations of `prior`.
+
+    `weights` are those of the distances; None: each weighs 1, as a pseudo-observation does.
+    """
+    every = np.concatenate([np.full(PRIOR_WEIGHT, prior / TO_SD), *distances])
+    return TO_SD * _median(every, None if weights is None else np.concatenate([np.ones(PRIOR_WEIGHT), *weights]))
 
 
 def _sd_without_farthest(values: Array) -> float:
@@ -214,11 +221,10 @@ def _median(values: Array, weights: Array | None = None) -> float:
     return float(np.interp(every.sum() / 2, below, values[order]))
 
 
-def _distances(values: Array, slow: Array | None = None) -> Array:
-    """Return |a - b| / sqrt(2) of each pair of values, less (in squares) that of its pair in `slow` (None: all 0)."""
+def _distances(values: Array) -> Array:
+    """Return |a - b| / sqrt(2) of each pair of values."""
     first, second = np.triu_indices(len(values), 1)
-    squared = (values[first] - values[second]) ** 2 - (0.0 if slow is None else (slow[first] - slow[second]) ** 2)
-    return np.sqrt(np.maximum(squared, 0.0) / 2)
+    return np.abs(values[first] - values[second]) / math.sqrt(2)
 
 
 def _with_slopes(sizes: Collection[Sequence[Timing]], goal: Goal, noise: Noise) -> Noise:
