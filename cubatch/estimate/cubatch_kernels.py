@@ -228,7 +228,8 @@ def _sums(layer: Layer, pass_: Pass, *, saves: bool) -> tuple[int, int]:
     """
     if layer.has_statistics and pass_ is Pass.FPROP and saves:
         return math.prod(layer.input_shape), 3  # moments of tiles, their merging, and the norm
-    return 0, 2 if pass_ is (Pass.DGRAD if layer.gradients_at_once else Pass.WGRAD) else 1  # the second adds up tiles
+    sums = pass_ is Pass.WGRAD or (pass_ is Pass.DGRAD and layer.gradients_at_once)
+    return 0, 2 if sums else 1  # the second adds up tiles
 
 
 def _slope(

@@ -391,6 +391,8 @@ def test_the_gradients_of_a_layer_norm_are_one_pass_and_the_merging_of_its_sums(
     moved = 4 * (3 * 8 * 14 * 14 * 192 + 2 * 192)
     seconds = moved / (MOVED_SHARE * V100.peak_bytes_per_second) + 2 * LAUNCH_SECONDS
     assert sum(item.seconds[0] for item in step.passes if item.pass_ is not Pass.FPROP) == pytest.approx(seconds)
+    alone = attrs.evolve(V100, peak_bytes_per_second=math.inf)  # of a first layer, the input's gradient is not wanted
+    assert pass_seconds(norm, Pass.WGRAD, [8], alone, "float32")[0][0] == pytest.approx(2 * LAUNCH_SECONDS)
 
 
 def test_a_sum_of_gradients_is_a_launch_that_moves():
