@@ -19,6 +19,10 @@ _PLANNED = (
     "Nothing was timed. Kernels are in the order of the cost model, which expects the first to be the fastest; "
     "\u201cat best\u201d is the roofline of the case. Blocks of hopper kernels take several tiles in turn."
 )
+_OTHER_WAYS = (
+    "Variants marked \u201cphases\u201d or \u201ctransposed\u201d follow the others and may be faster: a step times "
+    "one of them against the fastest of the others."
+)
 
 
 def entries(results: Sequence[Result], *, title: str) -> Grid:
@@ -139,6 +143,8 @@ def _notes(results: Sequence[Result]) -> list[str]:
     listed = [entry for result in results for entry in result.entries]
     if listed and all(entry.status == "planned" for entry in listed):
         notes.append(_PLANNED)
+        if any(entry.label.endswith((" phases", " transposed")) for entry in listed):
+            notes.append(_OTHER_WAYS)
     if any(entry.ratio is not None for entry in listed):
         notes.append(
             "\u201cratio\u201d is the time of the vendor divided by the time of cubatch, from interleaved rounds, with "

@@ -114,6 +114,16 @@ def test_a_dry_run_says_what_would_run_on_a_gpu_that_is_not_here(run):
     assert "ratio" not in out
 
 
+@pytest.mark.parametrize(("dtype", "is_noted"), [("tf32", True), ("float16", False)])
+@pytest.mark.usefixtures("recorded")
+def test_a_dry_run_says_that_transposed_variants_are_not_in_the_order_of_the_cost_model(run, dtype, is_noted):
+    options = ("--m", 768, "--n", 3072, "--k", 25216, "--layout", "tn", "--variants", "all", "--device", "h200-sxm")
+    code, out, err = run("gemm", *options, "--dtype", dtype, "--dry-run")
+    assert (code, err) == (0, "")
+    assert ("hopper 128x256x32_c2 v4 transposed" in out) is is_noted
+    assert ("follow the others and may be faster" in " ".join(out.split())) is is_noted
+
+
 @pytest.mark.usefixtures("recorded")
 def test_attention_is_planned_in_inference_and_both_passes_of_training(run):
     """On Hopper too, where the blocks of each projection share the tiles of that one; nothing left out or twice."""
