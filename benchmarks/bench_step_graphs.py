@@ -3,9 +3,11 @@ Compare steps as CUDA graphs with single launches, with overlapping launches and
 
     python -m benchmarks.bench_step_graphs --mode training --dtype float16 --json FILE
 
-With --experimental NAMES two graphs are compared instead: without and with these `experimental` names of `Model`.  The
-ways take turns at each batch size, each on a model of its own, timed by CUDA events.  Single launches are paced by the
-host wherever it is slower than the GPU; graphs are paced by the GPU.  Needs a GPU.
+With --experimental NAMES two graphs are compared instead: without and with these `experimental` names of `Model`, which
+docs/method/kernels.md describes.  A name without effect on the model or GPU is ignored: both graphs are then equal.
+
+The ways take turns at each batch size, each on a model of its own, timed by CUDA events.  Single launches are paced by
+the host wherever it is slower than the GPU; graphs are paced by the GPU.  Needs a GPU.
 """
 
 from __future__ import annotations
@@ -68,17 +70,21 @@ def compared(network, batch_size, *, device, clock, context, experimental, **opt
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="resnet50")
-    parser.add_argument("--mode", choices=("inference", "training"), default="training")
-    parser.add_argument("--dtype", default="float16")
-    parser.add_argument("--batch-sizes", default="1,2,4,8,12,16")
-    parser.add_argument("--experimental", nargs="+", default=[], choices=EXPERIMENTAL)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--model", default="resnet50", help="of `cubatch models`; %(default)s")
+    parser.add_argument("--mode", choices=("inference", "training"), default="training", help="%(default)s")
+    parser.add_argument("--dtype", default="float16", help="%(default)s")
+    parser.add_argument("--batch-sizes", default="1,2,4,8,12,16", help="%(default)s")
+    parser.add_argument(
+        "--experimental", nargs="+", default=[], choices=EXPERIMENTAL, metavar="NAME", help=", ".join(EXPERIMENTAL)
+    )
+    parser.add_argument("--json", type=Path, help="write all timings into this file")
     arguments = parser.parse_args()
     device = probe.device()
     if device.kind == "cpu":
-        print("graphs are a GPU's, and there is none here", file=sys.stderr)
-        return 2
+        parser.error(
+            "there is no GPU in this machine, and only a GPU's steps are graphs; `cubatch predict MODEL --library "
+            "cubatch --device h200-sxm` predicts a step without one"
+        )
     network, clock = models.build(arguments.model), clocks.cupy_clock(device.uuid)
     options = {
         "mode": arguments.mode, "dtype": arguments.dtype, "device": device, "clock": clock,
@@ -92,7 +98,7 @@ def main() -> int:
         if not row["launch"]["graph"]:
             print(f"no graph: {row['launch']['refusal']}", file=sys.stderr)
             return 1
-        taken = ", ".join(
+        taken = "; ".join(
             f"{1e3 * statistics.median(seconds):.3f} ms by {way}" for way, seconds in row["timings_seconds"].items()
         )
         print(f"batch {batch_size}, {row['launch']['launches']} launches: {taken}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import math
 import os
 import platform
 import shlex
@@ -185,7 +186,7 @@ def run_items(items: Sequence[Item], out: Path, machine: Machine, minutes: float
         if reason := item.reason_to_skip(machine, (end - time.monotonic()) / 60):
             if record["status"] == "skipped":  # else keep how an earlier run of the item ended
                 record["reason"] = reason
-            print(f"{item.name:32} skipped: {reason}", flush=True)
+            print(f"{item.name:36} skipped: {reason}", flush=True)
         else:
             # Saved before the item starts: if this process is killed, the file names the item that was running.
             record |= {"status": "failed", "reason": "the run ended before the item did"}
@@ -197,7 +198,7 @@ def run_items(items: Sequence[Item], out: Path, machine: Machine, minutes: float
                 record["reason"] = "interrupted with Ctrl-C"
                 save()
                 raise
-            print(f"{item.name:32} {record['status']} in {record['seconds']:.1f} s {record['reason']}", flush=True)
+            print(f"{item.name:36} {record['status']} in {record['seconds']:.1f} s {record['reason']}", flush=True)
         save()
     return result | {"items": list(records.values())}
 
@@ -239,9 +240,14 @@ def _tail(file: IO[bytes]) -> str:
 
 def dry_run(items: Sequence[Item], out: Path, machine: Machine, minutes: float) -> None:
     """Print what would run within some minutes if each item took all of its time.  It needs no GPU."""
-    records, left = _records(items, out), minutes
+    records, left, able = _records(items, out), minutes, []
     for item in items:
         is_done = records[item.name, item.command]["status"] == "ok"
+        able += [] if is_done or item.reason_to_skip(machine, math.inf) else [item.minutes]
         plan = "is ok already" if is_done else item.reason_to_skip(machine, left) or "would run"
         left -= item.minutes if plan == "would run" else 0
-        print(f"{item.name:32} {item.minutes:5g} min  {plan}")
+        print(f"{item.name:36} {item.minutes:5g} min  {plan}")
+    print(
+        f"{minutes - left:g} of {minutes:g} minutes are planned. {machine.device.name} can run {len(able)} of "
+        f"{len(items)} items, in at most {sum(able):g} minutes; the list has their commands and decisions."
+    )

@@ -14,7 +14,8 @@ import pytest
 from tests.cudasim import building, environment
 
 ASKED = "CUBATCH_CUDASIM"
-_REASON = building.reason_to_skip() or ("" if ASKED in os.environ else "`python -m tests.cudasim` runs these")
+_HINT = f"`python -m tests.cudasim` or {ASKED}=1 runs these"
+_REASON = building.reason_to_skip() or ("" if ASKED in os.environ else _HINT)
 NEEDS = pytest.mark.skipif(bool(_REASON), reason=_REASON or "never")
 SECONDS = 300  # of one process, before it counts as hung
 

@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import inspect
 import json
+import math
 import re
 import shlex
 import signal
@@ -371,8 +372,11 @@ def test_the_command_runs_a_list(gpu, tmp_path, capsys):
 
 
 def test_the_dry_run_needs_no_gpu(tmp_path, capsys):
-    """It lists every item of the project's list."""
+    """It lists every item of the project's list, and adds up those that the GPU can run."""
     assert gpu_pass.main(["--pending", "--dry-run", "--out", str(tmp_path / "none.json")]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    *lines, total = capsys.readouterr().out.splitlines()
+    able = [each.minutes for each in LISTED if not each.reason_to_skip(Machine(H200), math.inf)]
+    assert f"{H200.name} can run {len(able)} of {len(LISTED)} items, in at most {sum(able):g} minutes" in total
+    assert re.match(r"[\d.]+ of 12 minutes are planned\. ", total)
     assert [line.split()[0] for line in lines] == [each.name for each in LISTED]
     assert not (tmp_path / "none.json").exists()
