@@ -101,9 +101,10 @@ template <int V, bool ADDS>
 CB_DEVICE void row_gradients(const CB_ELEMENT* dy, const CB_ELEMENT* x, const CB_ELEMENT* gamma,
                              const float* statistics, [[maybe_unused]] const CB_ELEMENT* residual, CB_ELEMENT* dx,
                              float* partials, i64 num_rows, int channels, int lanes, float* shared) {
-  // The threads of a row have sums of their own, [2][V][vectors], of which a warp adds to one in each bank.
-  const int vectors = channels / V, places = THREADS / lanes * 2 * channels;
-  float *sums = shared + cb_thread() / lanes * 2 * channels, *combined = shared + ROW_SUMS - WARPS;
+  // The rows of a block have sums of their own, [2][V][rows][vectors]: a warp's threads add to neighbors, each in
+  // another bank.
+  const int vectors = channels / V, stride = THREADS / lanes * vectors, places = 2 * V * stride;
+  float *sums = shared + cb_thread() / lanes * vectors, *combined = shared + ROW_SUMS - WARPS;
   if (partials != nullptr) {
     CB_NO_UNROLL
     for (int i = cb_thread(); i < places; i += THREADS) shared[i] = 0.0f;
@@ -123,7 +124,7 @@ CB_DEVICE void row_gradients(const CB_ELEMENT* dy, const CB_ELEMENT* x, const CB
       float *own = sums + c / V, held[2][V] = {};  // all loads before the first store
       if (partials != nullptr) {
         CB_UNROLL
-        for (int i = 0; i < 2 * V; ++i) held[i / V][i % V] = own[i * vectors];
+        for (int i = 0; i < 2 * V; ++i) held[i / V][i % V] = own[i * stride];
       }
       CB_UNROLL
       for (int v = 0; v < V; ++v) {
@@ -136,7 +137,7 @@ CB_DEVICE void row_gradients(const CB_ELEMENT* dy, const CB_ELEMENT* x, const CB
       }
       if (partials != nullptr) {
         CB_UNROLL
-        for (int i = 0; i < 2 * V; ++i) own[i * vectors] = held[i / V][i % V];
+        for (int i = 0; i < 2 * V; ++i) own[i * stride] = held[i / V][i % V];
       }
     });
     sum = combine_row(sum, lanes, combined, Sum()) * share;
@@ -163,9 +164,10 @@ CB_DEVICE void row_gradients(const CB_ELEMENT* dy, const CB_ELEMENT* x, const CB
   cb_sync();
   CB_NO_UNROLL
   for (int i = cb_thread(); i < 2 * channels; i += THREADS) {
+    const float* own = shared + i / vectors * stride + i % vectors;
     float sum = 0.0f;
     CB_NO_UNROLL
-    for (int place = i; place < places; place += 2 * channels) sum += shared[place];
+    for (int row = 0; row < stride; row += vectors) sum += own[row];
     const int at = i % channels;
     partials[(i64)cb_block_x() * 2 * channels + i - at + at % vectors * V + at / vectors] = sum;
   }

@@ -35,7 +35,7 @@ BUGS = {
     ),
     "no zeros": ("i < places; i += THREADS) shared", "i < 0; i += THREADS) shared", ONE),
     "statistics of another row": ("statistics[num_rows + row]", "statistics[num_rows + at.row]", ONE),
-    "sums of one row of threads": ("place += 2 * channels", "place += places", ONE),
+    "sums of one row of threads": ("row += vectors", "row += stride", ONE),
     "sums in the order of vectors": ("at % vectors * V + at / vectors", "at", ONE),
     "rows combined over sums": ("*combined = shared + ROW_SUMS - WARPS", "*combined = shared", ONE),
     "sums of scaled errors": ("held[1][v] += error", "held[1][v] += scaled", ONE),
