@@ -187,23 +187,18 @@ def _with_spreads(sizes: Collection[Sequence[Timing]], goal: Goal, noise: Noise)
     within = [_distances(values) for trials in every for values in trials.values]
     between = [_distances(trials.cost - noise.slope * trials.host) for trials in every]
     # Two trials at other speeds of the host also differ by the size's slope.  The weight is the trials' part in that.
-    slopes = [noise.slope_sd * _distances(trials.host) for trials in every]
-    weights = [HOST_TRIAL_SD**2 / (HOST_TRIAL_SD**2 + slope**2) for slope in slopes]
-    timing = max(LEAST_SD, _spread(within, TIMING_SD))
-    trial = _spread(between, HOST_TRIAL_SD if noise.is_paired else TIMING_SD, weights)
+    weights = [1 / (1 + (noise.slope_sd / HOST_TRIAL_SD * _distances(trials.host)) ** 2) for trials in every]
+    timing = max(LEAST_SD, _spread(within, [np.ones(len(values)) for values in within], TIMING_SD))
+    trial = _spread(between, weights, HOST_TRIAL_SD if noise.is_paired else TIMING_SD)
     shares = [1 / len(values) for trials in every if len(trials.values) > 1 for values in trials.values]
     explained = (MEDIAN_SD * timing) ** 2 * median(shares or [0.0])
     return attrs.evolve(noise, timing=timing, trial=math.sqrt(max(trial**2 - explained, LEAST_SD**2)))
 
 
-def _spread(distances: Sequence[Array], prior: float, weights: Sequence[Array] | None = None) -> float:
-    """
-    Return a robust standard deviation of arrays of `_distances` and PRIOR_WEIGHT pseudo-observations of `prior`.
-
-    `weights` are those of the distances; None: each weighs 1, as a pseudo-observation does.
-    """
+def _spread(distances: Sequence[Array], weights: Sequence[Array], prior: float) -> float:
+    """Return a robust, weighted standard deviation of `_distances` and PRIOR_WEIGHT pseudo-observations of `prior`."""
     every = np.concatenate([np.full(PRIOR_WEIGHT, prior / TO_SD), *distances])
-    return TO_SD * _median(every, None if weights is None else np.concatenate([np.ones(PRIOR_WEIGHT), *weights]))
+    return TO_SD * _median(every, np.concatenate([np.ones(PRIOR_WEIGHT), *weights]))
 
 
 def _sd_without_farthest(values: Array) -> float:
