@@ -133,7 +133,7 @@ class _Reader:
                 self._live.update(node.input)
 
     def _refused(self, allowed: str) -> InvalidSpec:
-        return InvalidSpec("ONNX file", str(self._path), allowed, f"Or {as_a_file(self._path)}")
+        return InvalidSpec("ONNX file", str(self._path), allowed, f"To {as_a_file(self._path)}")
 
     def _fix_input(self, model: Any, input_shape: tuple[int, ...] | None, extents: Extents | None) -> tuple[str, Shape]:
         """
