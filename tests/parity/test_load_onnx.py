@@ -477,7 +477,7 @@ def test_what_is_no_network_of_ours_says_so(tmp_path):
         with pytest.raises(InvalidSpec, match=needed):
             load_onnx(tmp_path / name)
     two = [node("Relu", "x", "a"), node("Relu", "x", "b")]
-    with pytest.raises(InvalidSpec, match="a single output, not a, b.* To tune the file as it is, call"):
+    with pytest.raises(InvalidSpec, match=r"a single output, not a, b.* To tune the file as it is, call"):
         load_onnx(written(tmp_path / "two.onnx", two, {}, outputs=("a", "b")))
     path = written(tmp_path / "inputs.onnx", [node("Add", "x z")], {})
     model = onnx.load(path)
