@@ -37,9 +37,10 @@ class _OldSchema(StoreError):
 
 def place(path: Path | str) -> Path:
     """
-    Return the absolute path of a file, with links and ~ resolved.
+    Return the absolute path of a file, which need not exist, with links and ~ resolved.
 
-    Raises StoreError if the path is no regular file or invalid, OSError for links in a circle or a user without a home.
+    Raises StoreError if the path is empty, invalid, or exists and is no regular file.  Raises OSError for links in a
+    circle or a user without a home.
     """
     try:
         file = Path(path).expanduser().resolve()

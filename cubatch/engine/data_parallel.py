@@ -40,7 +40,9 @@ class Share:
     @classmethod
     def of(cls, exchange: Exchange | None, batch_size: int, samples: int) -> Self:
         """
-        Return this rank's share of a step; all ranks must call this.
+        Return which samples of a step this rank computes, with the counts of all ranks; all ranks must call this.
+
+        The result's `batch_size` is that of rank 0.
 
         Args:
             exchange: The exchange of this rank; None: one rank has the whole step.

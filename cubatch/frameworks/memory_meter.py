@@ -68,7 +68,7 @@ class HostMeter(ResidentMeter, Meter):
         return _TIDY_SCATTER if self._is_tidy or heap.is_apart() else _SCATTER
 
     def tidy(self) -> bool:
-        """Keep large blocks apart from the heap from the next start on; return False if impossible or already done."""
+        """Keep large blocks apart from the heap after the next `start`; return False if impossible or already done."""
         if self._is_tidy or not self._is_movable:
             return False
         self._is_tidy = True

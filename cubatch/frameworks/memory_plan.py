@@ -155,7 +155,8 @@ class MemoryPlan:
         """
         Return the peak bytes of a step whose part that grows with the batch is `times` the traced one.
 
-        `walked` are its traced bytes, and `near` the measured sizes from which `times` comes.
+        `walked` are its traced bytes.  `times` comes from the measured sizes `near`, whose largest remainder below the
+        grain of the allocator is added.
         """
         known, start = self._known, self._fixed - self._grain
         return round(start + (walked - start) * times) + max(known[n] - self._growing(n, known[n]) for n in near)

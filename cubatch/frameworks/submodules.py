@@ -14,7 +14,7 @@ _UNBATCHED, _BATCHED = 2, 3  # axes of a sequence of features, and of a batch of
 
 class Running:
     """
-    Returns the qualified name of the submodule that runs at the moment.
+    Has a method `name` for the qualified name of the submodule that runs at the moment; `watched` fills its `stack`.
 
     Autograd numbers its nodes in the order in which the forward pass makes them. The number of a node that runs in the
     backward pass therefore identifies the submodule that made it. Recomputed layers run in both passes.

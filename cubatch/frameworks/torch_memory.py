@@ -354,7 +354,7 @@ def _fake_mode(module: Any, device: Any) -> Iterator[Any]:
         return device if is_meta else value
 
     class Placed(TorchFunctionMode):  # type: ignore[misc]
-        """Replaces the "meta" device in the arguments of every function."""
+        """Replaces the "meta" device in the arguments of every function by the device of the traced step."""
 
         def __torch_function__(
             self, function: Any, _: Any, arguments: Sequence[Any] = (), options: Mapping[str, Any] | None = None

@@ -232,7 +232,9 @@ class TorchModule:
 
     def operators(self, largest: int) -> dict[int, Sequence[Operator]]:
         """
-        Return the operators of traced steps by batch size: 2, 16 and the largest one; without `records` there are none.
+        Return the operators of traced steps by batch size: those of 2, 16 and `largest` that are at most `largest`.
+
+        Without `records` the sequences of operators are empty.
 
         Raises:
             NotImplementedError, InvalidArgument: As `walk`.

@@ -90,7 +90,11 @@ class Depthwise(Need):
 
 
 def conv2d_forward(shape: ConvShape, itemsize: int, ending: frozenset[str] = PLAIN) -> list[Need]:
-    """Return the scratch memory of a convolution's forward pass, as a list for `workspace_bytes`."""
+    """
+    Return the scratch memory of a convolution's forward pass, as a list for `workspace_bytes`.
+
+    `ending` has the names of the arrays that its epilogue reads or writes: see `Op.ending`.
+    """
     return [depthwise(shape, itemsize) if shape.is_depthwise else forward_tiles(_seen(shape), itemsize, ending)]
 
 

@@ -253,7 +253,7 @@ class _Writer:
         return fused
 
     def sum_of_bias(self, node: Node, dy: int) -> bool:
-        """Fuse a bias's gradient into the product that makes `dy` by an activation's slope; return whether it did."""
+        """Fuse a bias's gradient into the matrix product whose result times a slope is `dy`; return whether it did."""
         time = self.written(dy)
         op = self.ops[time]
         if time < 0 or op.node is None or "curved" not in op.reads or "b" not in node.layer.parameter_shapes:

@@ -48,9 +48,9 @@ class Call:
 
     def given(self, name: str, place: int) -> Any:
         """
-        Return a value that newer operators take as input number `place`, and older ones as the attribute `name`.
+        Return a value that newer operators take as input `place`, from 0, and older ones as the attribute `name`.
 
-        None if the node has neither.
+        A constant input is returned as a Python number or list, otherwise the attribute. None if the node has neither.
         """
         array = self.constant(place)
         return self.get(name) if array is None else array.tolist()
