@@ -29,6 +29,8 @@ from cubatch.units import format_count, format_seconds
 _REQUESTS = 20_000
 """Simulated requests: 200 of them are slower than the 99th percentile."""
 _MOST_INSTANCES = 1000
+MOST_REQUESTS = 4096
+"""Requests of the largest batch of a plan. A simulation needs several full batches, and a time for each smaller one."""
 _DELAY_SHARES = (0.0, 0.05, 0.1, 0.2, 0.4)
 """Queue delays that are tried, as shares of the latency limit."""
 _SELDOM = 1e-3
@@ -329,8 +331,8 @@ def serving_plan(
 
     Requests of one sample each arrive independently of each other (a Poisson process) in one queue.  An idle instance
     takes up to the maximum batch size of them, at the latest when the oldest has waited for the queue delay.  This is
-    simulated with the step times of the result and their variation.  Each instance needs a device of its own:
-    instances that share one slow each other down.
+    simulated with the step times of the result and their variation, up to batches of 4096.  Each instance needs a
+    device of its own: instances that share one slow each other down.
 
     Args:
         result: A TuningResult, Forecast or ThreadsResult of inference, or the path of the JSON of one. Of a
@@ -422,9 +424,12 @@ def _measured(result: BatchSizeResult) -> dict[int, Measurement]:
     if mode == "training":
         raise InvalidArgument("result", mode, "a result of inference", 'Tune with mode="inference".')
     measured = {n: m for n, m in result.sizes.items() if m.latency_seconds and (result.predicted or m.status in TIMED)}
-    if not measured:
-        raise InvalidArgument("result", result.subject, "a result with at least one time", "Tune with a larger budget.")
-    return measured
+    planned = {n: m for n, m in measured.items() if n <= MOST_REQUESTS}
+    if not planned:
+        remedy = "Tune or predict smaller sizes." if measured else "Tune with a larger budget."
+        allowed = f"a result with a time of at most {MOST_REQUESTS} samples"
+        raise InvalidArgument("result", result.subject, allowed, remedy)
+    return planned
 
 
 def _steps(measured: Mapping[int, Measurement]) -> list[list[float]]:

@@ -96,6 +96,16 @@ def test_a_forecast_is_planned_with_too():
     assert set(forecast.seconds) >= {option.max_batch_size for option in plan.options}
 
 
+def test_batches_of_millions_are_no_options():
+    """Their simulation would take gigabytes; with such sizes alone nothing can be planned."""
+    small = result_of(saturating)
+    with_millions = result_of(saturating, sizes=(*SIZES, 30_000_000))
+    wanted = {"arrival_rate": 100.0, "p99": 1.0}
+    assert cb.serving_plan(with_millions, **wanted).options == cb.serving_plan(small, **wanted).options
+    with pytest.raises(cb.InvalidArgument, match="at most 4096 samples"):
+        cb.serving_plan(result_of(saturating, sizes=(30_000_000,)), arrival_rate=100.0, p99=1e6)
+
+
 def test_a_file_that_is_no_prediction_is_refused(tmp_path):
     """Its rows are no list: the error names the file, as for a tuning result."""
     path = tmp_path / "wrong.json"
