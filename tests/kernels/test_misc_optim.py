@@ -245,7 +245,7 @@ def test_sixteen_bits_alone_are_refused(launcher):
 def test_gradients_of_several_members_are_refused(launcher):
     """One member runs on a GPU; a second part would be left out."""
     w = np.zeros(8, np.float32)
-    with pytest.raises(InvalidArgument, match="one member"):
+    with pytest.raises(InvalidArgument, match="one array"):
         optim.sgd(launcher.context(), w, [w, w], lr=0.1)
-    with pytest.raises(InvalidArgument, match="one member"):
+    with pytest.raises(InvalidArgument, match="one array"):
         optim.update_loss_scale(launcher.context(), np.zeros(4, np.float32), [w, w])

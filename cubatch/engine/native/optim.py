@@ -62,7 +62,7 @@ def _rate(given: SimpleNamespace) -> Any:
 
 def _whole(gradients: Sequence[Any]) -> Any:
     if len(gradients) != 1:
-        raise InvalidArgument("gradients", len(gradients), "one array: a GPU computes the gradient as a whole")
+        raise InvalidArgument("gradients", f"{len(gradients)} arrays", "one array, since a GPU is one member")
     return gradients[0]
 
 
