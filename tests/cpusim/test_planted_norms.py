@@ -33,7 +33,7 @@ BUGS = {
     "no wait for the sums": (
         "  if (partials == nullptr) return;\n  cb_sync();\n", "  if (partials == nullptr) return;\n", ANY_FIRST,
     ),
-    "no zeros": ("i < places; i += THREADS) shared", "i < 0; i += THREADS) shared", ONE),
+    "no zeros": ("i < places; i += THREADS) shared", "i < 0 * places; i += THREADS) shared", ONE),
     "statistics of another row": ("statistics[num_rows + row]", "statistics[num_rows + at.row]", ONE),
     "sums of one row of threads": ("row += vectors", "row += stride", ONE),
     "sums in the order of vectors": ("at % vectors * V + at / vectors", "at", ONE),
