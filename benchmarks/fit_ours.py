@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from cubatch.bench.implementations import OTHER_WAYS
 from cubatch.estimate.cubatch_kernels import LAUNCH_SECONDS, counted
 from cubatch.hardware import catalogue
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
@@ -28,7 +29,6 @@ from cubatch.network.passes import Pass
 
 KINDS = {"conv2d": Conv2d, "linear": Linear}
 SHORTEST = 20e-6  # seconds: of shorter ones launches are much
-WAYS = ("phases", "transposed")  # ends of the labels of kernels that run in other launches than the fitted ones
 RGB = 3  # channels: stored as four in networks, and by slow variants of what is timed by itself
 
 
@@ -40,7 +40,7 @@ def passes(result: dict[str, Any], device: Device) -> Iterator[tuple[str, float,
         facts = dict(case["layer"])
         kind = KINDS.get(facts.pop("type"))
         entries = [e for e in timed["entries"] if e["side"] == "ours" and e.get("seconds")]
-        ours = {e["name"]: e["seconds"] for e in entries if not (e.get("label") or "").endswith(WAYS)}
+        ours = {e["name"]: e["seconds"] for e in entries if not (e.get("label") or "").endswith(OTHER_WAYS)}
         took = min(ours.values(), default=0.0)
         if kind is None or took <= SHORTEST or facts["c"] == RGB:
             continue

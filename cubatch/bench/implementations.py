@@ -27,6 +27,8 @@ from cubatch.kernels.variant import Kernel, kernels
 Which = Literal["chosen", "ranked", "all"]
 TENSOR_FAMILIES = ("mma", "hopper")
 """Families on tensor cores, an order of magnitude faster than the others."""
+PHASES, TRANSPOSED = OTHER_WAYS = ("phases", "transposed")
+"""Ends of the labels of variants that run in other launches than the ranked ones: see `Way.label`."""
 
 
 @attrs.frozen
@@ -137,7 +139,7 @@ class Way:
         main = self.main
         is_transposed = any(is_transposing(problem, main) for problem in self.problems)
         vector = f"v{main.vector}" if main.vector > 1 and main.winograd is None else ""
-        other = "phases" if main.finishes_phases else "transposed" if is_transposed else ""
+        other = PHASES if main.finishes_phases else TRANSPOSED if is_transposed else ""
         return " ".join(part for part in (main.family, main.tile_name, vector, other) if part)
 
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from cubatch.bench.bench_results import NOT_ASKED, Entry, Result
 from cubatch.bench.contest import OURS
+from cubatch.bench.implementations import OTHER_WAYS
 from cubatch.bench.rivals import VENDOR
 from cubatch.report.grid import Grid
 from cubatch.units import format_count, format_metric, format_percent, format_seconds
@@ -143,7 +144,7 @@ def _notes(results: Sequence[Result]) -> list[str]:
     listed = [entry for result in results for entry in result.entries]
     if listed and all(entry.status == "planned" for entry in listed):
         notes.append(_PLANNED)
-        if any(entry.label.endswith((" phases", " transposed")) for entry in listed):
+        if any(entry.label.endswith(OTHER_WAYS) for entry in listed):
             notes.append(_OTHER_WAYS)
     if any(entry.ratio is not None for entry in listed):
         notes.append(
