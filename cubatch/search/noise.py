@@ -152,8 +152,7 @@ def estimate(timings: Sequence[Timing], noise: Noise, goal: Goal) -> SizeEstimat
 
     The cost is corrected to the median speed of the host.  Trials are combined by generalized least squares.  Their
     errors are independent, except for that of the size's slope: its log cost against the log of the host's speed.  This
-    error is 0 on a fast host.  In a record of 280 s the host was slow for half.  There it lowered the deviation between
-    estimates of four trials from 2.9 to 2.0 % (AMD EPYC, 2 threads, 2026-11-30).
+    error is 0 on a fast host.
     Trials that disagree are weighted by Student's t, and widen the variance as far as they do (Birge's ratio).
     """
     trials = _Trials.of(timings, noise, goal)
