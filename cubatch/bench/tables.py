@@ -18,7 +18,8 @@ T = TypeVar("T")
 _LAUNCH = ["blocks", "busiest SM", "fill", "occupancy", "at best", "time", "rate", "of best"]
 _PLANNED = (
     "Nothing was timed. Kernels are in the order of the cost model, which expects the first to be the fastest; "
-    "\u201cat best\u201d is the roofline of the case. Blocks of hopper kernels take several tiles in turn."
+    "\u201cat best\u201d is the roofline of the case. Blocks of hopper kernels take several tiles in turn. "
+    "`cubatch predict MODEL --library cubatch --explain` predicts the time of each layer of a network or a spec file."
 )
 _OTHER_WAYS = (
     "Variants marked \u201cphases\u201d or \u201ctransposed\u201d follow the others and may be faster: a step times "

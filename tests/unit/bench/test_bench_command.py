@@ -110,7 +110,9 @@ def test_a_dry_run_says_what_would_run_on_a_gpu_that_is_not_here(run):
     assert "V100" in out
     assert out.count("fake 64x64x16") == 0
     assert out.count("fake") == 2
-    assert "order of the cost model" in " ".join(out.split())
+    notes = " ".join(out.split())
+    assert "order of the cost model" in notes
+    assert "`cubatch predict MODEL --library cubatch --explain` predicts the time" in notes
     assert "ratio" not in out
 
 
