@@ -259,7 +259,10 @@ def _done(given: argparse.Namespace) -> Collection[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     names = [stage.name for stage in gpu_stages.STAGES]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        usage="python -m benchmarks.gpu_pass --out FILE [options]; --help lists them",  # an error prints it too
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     parser.add_argument("--out", type=Path)
     parser.add_argument("--stage", action="append", choices=names)
     parser.add_argument("--only", default="", metavar="REGEX")

@@ -121,7 +121,7 @@ def test_no_item_is_lost_whatever_becomes_of_its_stage(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("", "--out"),
+        ("", "no GPU|--out"),
         ("--out nowhere/f.json", "no GPU|no folder"),
         ("--stage dreams --out f.json", "dreams"),
         ("--dry-run --device titan", "titan"),
@@ -141,11 +141,13 @@ def test_no_item_is_lost_whatever_becomes_of_its_stage(tmp_path):
     ],
 )
 def test_wrong_options_are_refused(line, message, capsys):
-    """The command names the wrong option, before anything runs."""
+    """Below a line on the usage, the command names the wrong option, before anything runs."""
     with pytest.raises(SystemExit) as ended:
         gpu_pass.main(line.split())
     assert ended.value.code == 2
-    assert re.search(message, capsys.readouterr().err)
+    usage, error = capsys.readouterr().err.splitlines()
+    assert "--help" in usage
+    assert re.search(message, error)
 
 
 @pytest.mark.parametrize(
