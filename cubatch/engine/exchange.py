@@ -22,6 +22,9 @@ from cubatch.errors import MissingDependency, WorkerFailed
 from cubatch.hardware import gpu_library
 
 _NAP_SECONDS = 1e-4
+_TEST_MPI = (
+    "Leave out devices= to use a single device, or test MPI with: mpiexec -n 2 python -m mpi4py.bench helloworld"
+)
 _MOST_SPANS = 4096
 
 
@@ -127,7 +130,7 @@ class MpiExchange:
         self._begun, self._is_awaited = 0, False
         self._exposed += time.perf_counter() - begun
         if self._error is not None:
-            raise WorkerFailed(f"MPI could not sum gradients: {self._error}") from self._error
+            raise WorkerFailed(f"MPI could not sum gradients: {self._error}", _TEST_MPI) from self._error
 
     def exchanged(self) -> Exchanged:
         """Wait for the sums since the last call, and return their begins and ends in seconds."""

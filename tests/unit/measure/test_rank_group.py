@@ -8,10 +8,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import cubatch
+from cubatch.engine.exchange import MpiExchange
 from cubatch.errors import InvalidArgument, MissingDependency, OutOfMemory, WorkerDied, WorkerFailed
 from cubatch.hardware.device_list import resolve_devices
 from cubatch.measure import rank_group, remote
@@ -184,6 +187,21 @@ def test_ranks_that_end_at_their_start_say_why(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(WorkerFailed, match="no slots left"):
         RankGroup(resolve_devices(["cpu", "cpu"]))
+
+
+def test_a_failure_of_mpi_names_the_next_step(monkeypatch):
+    """The text of MPI alone names no remedy."""
+
+    def fail(*_):
+        raise RuntimeError("MPI_ERR_OTHER: known error not in list")
+
+    world = SimpleNamespace(Dup=lambda: SimpleNamespace(rank=0, size=2, Iallreduce=fail))
+    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=SimpleNamespace(COMM_WORLD=world, IN_PLACE=None)))
+    sums = MpiExchange()
+    sums.begin(np.ones(3))
+    with pytest.raises(WorkerFailed, match=r"MPI_ERR_OTHER.*list\. Leave out devices= .* mpiexec -n 2 python"):
+        sums.finish()
+    sums.close()
 
 
 COMES = """
