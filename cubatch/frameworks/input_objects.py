@@ -12,6 +12,8 @@ from typing import Any
 from cubatch.errors import InvalidArgument
 from cubatch.frameworks.batch_sources import FIELD
 
+_REMEDY = "Wrap the module in one that makes the object of tensors."
+
 
 def children(value: Any) -> list[tuple[Any, Any]] | None:
     """Return (key, item) of each item of a list, tuple, mapping, dataclass or batch object; None for other values."""
@@ -103,8 +105,7 @@ def copied(
         if may_share or not is_changed:
             return value
         given = f"a {type(value).__name__}, which cannot be copied ({type(error).__name__}: {error})"
-        remedy = "Wrap the module in one that makes the object of tensors."
-        raise InvalidArgument(FIELD, given, "objects whose tensors can be replaced", remedy) from error
+        raise InvalidArgument(FIELD, given, "objects whose tensors can be replaced", _REMEDY) from error
 
 
 def _shared(value: Any) -> list[Any]:
@@ -129,5 +130,5 @@ def _shared(value: Any) -> list[Any]:
             stack += reversed([*items, object.__getstate__(part)])  # all attributes, also those in slots
         except Exception as error:
             given = f"a {type(value).__name__} with a {type(part).__name__} that raised {type(error).__name__}: {error}"
-            raise InvalidArgument(FIELD, given, "objects whose tensors can be listed") from error
+            raise InvalidArgument(FIELD, given, "objects whose tensors can be listed", _REMEDY) from error
     return shared
