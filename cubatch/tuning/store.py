@@ -8,8 +8,9 @@ Everything that no statement searches for is JSON.
 
 Each timing is its own commit, so a killed process loses none that it reported. A store that fails never stops a
 measurement: it continues without the store, and a note explains why. Damaged files, and those of older versions, are
-renamed and a new one is begun. Two calls of one run take turns by a file lock, which the kernel drops when its holder
-ends. A copy of the file while it is in use needs `store.sqlite3-wal` too, which has the latest rows.
+renamed and a new one is begun. A run with a damaged row stays in the file, and a new run is begun. Two calls of one run
+take turns by a file lock, which the kernel drops when its holder ends. A copy of the file while it is in use needs
+`store.sqlite3-wal` too, which has the latest rows.
 """
 
 from __future__ import annotations
@@ -30,11 +31,13 @@ from typing import Any, Self
 
 import attrs
 from attrs import field
+from attrs.validators import optional
 
 from cubatch import checks, files, sqlite_file
 from cubatch.errors import CubatchError, InvalidArgument, StoreError, WorkerDied
 from cubatch.measure.records import Candidate, Measured, Outcome, Timing
 from cubatch.tuning.notes import Note, note, sentence
+from cubatch.units import visible
 
 WAIT_SECONDS = 300.0
 """Time to wait for another process that measures the same run."""
@@ -64,10 +67,26 @@ _HASH_SHOWN = 12  # characters of a hash in a note
 _MAX_DISTURBED = 4  # sentences about interference, of the latest calls
 
 
+class _DamagedRun(Exception):
+    """A run of which a row is no record of cubatch: not JSON, or a value of the wrong type."""
+
+    def __init__(self, run: int, reason: str) -> None:
+        super().__init__(run, reason)
+        self.run, self.reason = run, reason
+
+
 def _candidates(rungs: Iterable[Mapping[str, Any]] | None) -> tuple[Candidate, ...] | None:
     if rungs is None:
         return None
     return tuple(Candidate(**{**rung, "reasons": tuple(rung["reasons"])}) for rung in rungs)
+
+
+def _check_mapping(_: object, attribute: Any, value: Any) -> None:
+    checks.check_kind(attribute.name, value, Mapping, "a mapping")
+
+
+def _check_seconds(_: object, attribute: Any, value: Any) -> None:
+    checks.check_number(attribute.name, value)
 
 
 @attrs.frozen(kw_only=True)
@@ -75,10 +94,10 @@ class StoredRun:
     """A run of the store, without its timings and outcomes."""
 
     id: int  # its number in this store
-    identity: Mapping[str, Any]  # the request
-    conditions: Mapping[str, Any]  # what it was measured with
-    budget: float  # the largest measuring time in seconds, of the latest call
-    seconds_spent: float  # seconds of measuring so far, over all resumes
+    identity: Mapping[str, Any] = field(validator=_check_mapping)  # the request
+    conditions: Mapping[str, Any] = field(validator=_check_mapping)  # what it was measured with
+    budget: float = field(validator=_check_seconds)  # the largest measuring time in seconds, of the latest call
+    seconds_spent: float = field(validator=_check_seconds)  # seconds of measuring so far, over all resumes
     state: str  # "open", which a rerun continues, or "finished"
     created: str  # created, updated: UTC times
     updated: str
@@ -86,7 +105,7 @@ class StoredRun:
     # the candidate batch sizes; None if nothing was measured yet
     ladder: tuple[Candidate, ...] | None = field(converter=_candidates)
     # facts of the memory limit for which the candidates were chosen; None before they are
-    limit: Mapping[str, Any] | None
+    limit: Mapping[str, Any] | None = field(validator=optional(_check_mapping))
     num_timings: int  # num_timings, num_outcomes: number of rows
     num_outcomes: int
     # sentences about interference of other processes while its timings were taken
@@ -262,12 +281,15 @@ class Run:
         same = [int(row["id"]) for row in rows if row["conditions"] == conditions]
         if refresh:
             database.executemany("DELETE FROM runs WHERE id = ?", [(number,) for number in same])
-        elif same:
-            self._continue(_read_run(database, same[0]), _read_measured(database, same[0]))
-            return
         elif rows:
-            differences = _differences(json.loads(rows[0]["conditions"]), json.loads(conditions))
-            self.notes.append(note("cache_conditions", differences="; ".join(differences)))
+            try:
+                if same:
+                    self._continue(_read_run(database, same[0]), _read_measured(database, same[0]))
+                    return
+                differences = _differences(_read_run(database, rows[0]["id"]).conditions, json.loads(conditions))
+                self.notes.append(note("cache_conditions", differences="; ".join(differences)))
+            except _DamagedRun as error:
+                self._warn(note("cache_damaged", path=path, run=error.run, reason=error.reason))
         self._id = self._write(
             "INSERT INTO runs (identity, conditions, budget, notes, created, updated) VALUES (?, ?, ?, ?, ?, ?)",
             identity, conditions, self._budget, _to_json([sentence(each) for each in self.notes]), _now(), _now(),
@@ -347,7 +369,7 @@ def _read_run(database: sqlite3.Connection, run: int) -> StoredRun:
         "(SELECT count(*) FROM outcomes WHERE run = id) AS num_outcomes FROM runs WHERE id = ?",
         (run,),
     ).fetchone()
-    with _written_here():
+    with _written_here(run):
         return StoredRun(**{
             name: json.loads(value) if name in _JSON_COLUMNS and value is not None else value
             for name, value in dict(row).items()
@@ -359,7 +381,7 @@ def _read_measured(database: sqlite3.Connection, run: int) -> Measured:
     timings = database.execute("SELECT * FROM timings WHERE run = ? ORDER BY rowid", (run,))
     outcomes = database.execute("SELECT * FROM outcomes WHERE run = ? ORDER BY batch_size", (run,))
     spent = database.execute("SELECT seconds_spent FROM runs WHERE id = ?", (run,)).fetchone()[0]
-    with _written_here():
+    with _written_here(run):
         return Measured(
             timings=tuple(
                 Timing(**{name: row[name] for name in _TIMING_COLUMNS}, **json.loads(row["facts"])) for row in timings
@@ -373,12 +395,12 @@ def _read_measured(database: sqlite3.Connection, run: int) -> Measured:
 
 
 @contextlib.contextmanager
-def _written_here() -> Iterator[None]:
-    """Raise sqlite3.DatabaseError for a row that is no record; a store that fails does not stop a measurement."""
+def _written_here(run: int) -> Iterator[None]:
+    """Raise _DamagedRun for a row of run number `run` that is no record of cubatch."""
     try:
         yield
     except (ValueError, TypeError, LookupError) as error:
-        raise sqlite3.DatabaseError(f"a row is no record of cubatch: {error}") from error
+        raise _DamagedRun(run, visible(str(error))) from error
 
 
 def _to_json(value: object) -> str:
@@ -438,7 +460,7 @@ def list_runs(path: Path | str) -> list[StoredRun]:
     Return the runs of a store, oldest first; an empty list if there is no file.
 
     Raises:
-        StoreError: If the file cannot be read, or it is no store of this version.
+        StoreError: If the file cannot be read, it is no store of this version, or a row is damaged.
     """
     with _opened(path) as (database, identities):
         return [_read_run(database, number) for number in identities]
@@ -449,7 +471,7 @@ def show(path: Path | str, run_id: int) -> tuple[StoredRun, Measured]:
     Return run number `run_id` with all its timings and outcomes.
 
     Raises:
-        StoreError: If there is no such run, or the file cannot be read.
+        StoreError: If there is no such run, a row of it is damaged, or the file cannot be read.
     """
     with _opened(path, run_id) as (database, _):
         return _read_run(database, run_id), _read_measured(database, run_id)
@@ -495,5 +517,8 @@ def _opened(path: Path | str, run_id: int | None = None) -> Iterator[tuple[sqlit
                 known = ", ".join(map(str, identities)) or "none"
                 raise StoreError(str(path), f"it holds no run {run_id}", f"It holds: {known}.")
             yield database, identities
+    except _DamagedRun as error:
+        remedy = f"Delete the run: cubatch store clear {error.run} --store {path}"
+        raise StoreError(str(path), f"run {error.run} has a damaged row ({error.reason})", remedy) from error
     except sqlite_file.ERRORS as error:
         raise StoreError(str(path), sqlite_file.reason(error), "Name another path.") from error

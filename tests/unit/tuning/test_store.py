@@ -68,19 +68,50 @@ def test_ladder_and_limit_come_back_with_the_first_timing(path):
         assert run.limit == {"limit_bytes": 9000}
 
 
-@pytest.mark.parametrize("facts", ["{bad", '{"unknown": 1}'])
-def test_a_row_that_is_no_record_stops_no_measurement(path, facts):
-    """The run goes on without a store and says so; to show the row is an error that names the file."""
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("timings SET facts = '{bad'", "double quotes"),
+        ("timings SET facts = '{\"unknown\": 1}'", "unknown"),
+        ("timings SET seconds = 'soon'", "seconds must be"),
+        ('runs SET ladder = \'[{"batch_size": "8"}]\'', "reasons"),
+        ("runs SET \"limit\" = '[]'", "limit must be a mapping"),
+        ("runs SET budget = 'long'", "budget must be"),
+        ("runs SET notes = '5'", "not iterable"),
+    ],
+)
+def test_a_damaged_row_costs_its_run_only(path, change, reason):
+    """A new run is begun; the note names the file, the reason and how to delete the old run, as does an error."""
+    for asked in (ASKED | {"seed": 1}, ASKED):
+        with begin(path, identity=asked) as run:
+            run.timing(timing())
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute(f"UPDATE {change} WHERE {'run' if change.startswith('timings') else 'id'} = 2")
+        database.commit()
+    message = rf"(?i)run 2 .*{reason}.*cubatch store clear 2\b"
+    with pytest.warns(UserWarning, match=message) as warned, begin(path) as run:
+        assert (run.earlier, run.is_kept) == (Measured(), True)
+        assert str(path) in str(warned[0].message)
+        run.timing(timing(seconds=0.5))
+    with begin(path) as run:
+        assert (run.earlier.timings, run.notes) == ((timing(seconds=0.5),), [])
+    with begin(path, identity=ASKED | {"seed": 1}) as run:
+        assert run.earlier.timings == (timing(),)
+    with pytest.raises(StoreError, match=message):
+        store.show(path, 2)
+    assert store.clear(path, 2) == 1
+    assert [run.id for run in store.list_runs(path)] == [1, 3]
+
+
+def test_damaged_conditions_stop_no_measurement(path):
+    """No difference from them can be named, also in a call under other conditions."""
     with begin(path) as run:
         run.timing(timing())
     with contextlib.closing(sqlite3.connect(path)) as database:
-        database.execute("UPDATE timings SET facts = ?", (facts,))
+        database.execute("UPDATE runs SET conditions = '{bad'")
         database.commit()
-    with pytest.warns(UserWarning, match="Timings are not cached"), begin(path) as run:
-        assert run.earlier.timings == ()
-        assert not run.is_kept
-    with pytest.raises(StoreError, match=path.name):
-        store.show(path, 1)
+    with pytest.warns(UserWarning, match="damaged row"), begin(path) as run:
+        assert run.is_kept
 
 
 def test_a_round_is_kept_once(path):
