@@ -597,8 +597,13 @@ def _predicted_ties(forecast: Forecast) -> Iterator[str]:
         return
     n, is_latency = forecast.batch_size, forecast.objective == "latency"
     sizes = join_words(_shorten(list(map(str, forecast.tied_with))))
-    are = "is" if len(forecast.tied_with) == 1 else "are"
-    yield f"Within the model's error, {sizes} {are} as fast as {forecast.fastest_batch_size}."
+    they_are = "it is" if len(forecast.tied_with) == 1 else "they are"
+    ends = (end(forecast.tied_with, key=forecast.shares.__getitem__) for end in (min, max))
+    shares = " to ".join(dict.fromkeys(_share(forecast, m) for m in ends))
+    yield (
+        f"Within the model's error, {sizes} may be as fast as {forecast.fastest_batch_size}: {they_are} predicted at "
+        f"{shares} of that speed."
+    )
     better = [m for m in forecast.tied_with if (m > n if is_latency else m < n)]
     if better:
         m = better[-1] if is_latency else better[0]
