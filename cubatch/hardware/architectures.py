@@ -44,9 +44,6 @@ class Architecture:
     tensor_cores: int | None = None  # number of Tensor Cores; None where unknown
     boards_without: bool = False  # whether some boards have chips without Tensor Cores
     tensor_dtypes: tuple[str, ...]  # types that Tensor Cores take
-    # dense multiply-adds in a clock by type, with the fastest instruction; empty without a source
-    tensor_fma: Mapping[str, int] = attrs.field(factory=dict)
-    geforce_share: float = 1.0  # rate of GeForce boards as a share of `tensor_fma`
     # mma_fma, wgmma_fma: dense multiply-adds in a clock with mma.sync and with wgmma, for float16 and tf32; empty
     # without the instruction
     mma_fma: Mapping[str, int] = attrs.field(factory=dict)

@@ -16,12 +16,12 @@ import cubatch
 from benchmarks.kernel_budget import shared_ptx
 from cubatch.errors import UnknownName
 from cubatch.estimate.vendor import fitted
-from cubatch.hardware import architectures, arithmetic, catalogue
+from cubatch.hardware import architectures, arithmetic
 from cubatch.hardware.architectures import Architecture, Every
 from cubatch.hardware.facts import Device
 from cubatch.kernels import resources, survey, variant
 from cubatch.kernels.toolchain import compile as compiler
-from tests.unit.hardware.printed import HALF_RATE, LOWER_CLOCK, TABLE
+from tests.unit.hardware.printed import TABLE
 from tests.unit.hardware.published import NAMES, SAME_PTX, SMS
 
 FILE = Path(cubatch.__file__).parent / "data" / "architectures.toml"
@@ -39,9 +39,8 @@ KINDS = {
     "power_limited": bool, "tensor_measured": bool, "source": str,
 }  # fmt: skip
 OPTIONAL = {
-    "barriers_per_sm": int, "tensor_cores": int, "boards_without": bool, "tensor_fma": dict, "geforce_share": float,
-    "mma_fma": dict, "wgmma_fma": dict, "target": str, "last_cuda": str, "ptx": dict, "same_instructions": str,
-    "instruction_bytes": int,
+    "barriers_per_sm": int, "tensor_cores": int, "boards_without": bool, "mma_fma": dict, "wgmma_fma": dict,
+    "target": str, "last_cuda": str, "ptx": dict, "same_instructions": str, "instruction_bytes": int,
 }  # fmt: skip
 
 every_table = pytest.mark.parametrize(("name", "table"), TABLES.items(), ids=list(TABLES))
@@ -157,26 +156,6 @@ def test_rates_of_mma_sync_and_wgmma_are_the_published_ones(name, table):
     assert table.get("mma_fma", {}) == dict(zip(names, SMS[capability].mma, strict=False))
     assert table.get("wgmma_fma", {}) == dict(zip(names, SMS[capability].wgmma, strict=False))
     assert ("wgmma" in table["instructions"]) == bool(SMS[capability].wgmma)
-
-
-@every_table
-def test_peak_rates_are_those_of_the_catalogue(name, table):
-    """Boards print what follows from their chip's rate, or from a share of it if they are GeForce."""
-    if "tensor_fma" not in table:
-        return
-    capability, rates = tuple(table["compute_capability"]), table["tensor_fma"]
-    assert rates["float16"] == SMS[capability].tensor_fma * table["tensor_cores"]
-    assert rates.get("tf32", rates["float16"] / 2) == rates["float16"] / 2
-    boards = [one for one in catalogue.all_devices() if one.compute_capability == capability and one.num_sms]
-    seen = set()
-    for board in boards:
-        if "float16" in board.peak_flops_per_second:
-            share = table.get("geforce_share", 1) if "GeForce" in board.name or board.slug in HALF_RATE else 1
-            clock = LOWER_CLOCK.get(board.slug, board.clock_hz / 1e6) * 1e6
-            by_clock = 2 * rates["float16"] * share * board.num_sms * clock
-            assert 0.9 <= board.peak_flops_per_second["float16"] / by_clock <= 1.06, board.slug
-            seen.add(share)
-    assert table.get("geforce_share", 1) in seen
 
 
 def test_boards_have_the_name_of_their_architecture():
