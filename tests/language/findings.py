@@ -1,20 +1,19 @@
 """
 Check the language of the project: words, sentence length, docstring openings, names, results, and what None means.
 
-Run `python -m tests.language.findings cubatch/search` to list what is found in a package, without arguments the number
-of findings in each package, and with `--update` to lower the committed numbers.
+Run `python -m tests.language.findings cubatch/search docs` to list what is found in folders or files, without arguments
+in all of them. A test asserts that there is nothing.
 """
 
 from __future__ import annotations
 
 import ast
 import io
-import json
 import re
 import sys
 import tokenize
 import tomllib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -22,7 +21,6 @@ import attrs
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-COUNTS = HERE / "counts.json"
 RULES = tomllib.loads((HERE / "words.toml").read_text(encoding="utf-8"))
 CUDA = (".cu", ".cuh", ".h")
 SECTIONS = ("Args:", "Attributes:", "Keys:", "Returns:", "Raises:", "Yields:", "Note:", "Warning:")
@@ -47,14 +45,6 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}: {self.text}"
-
-
-def package(path: str) -> str:
-    """Return the unit that a file is counted in: the package for `cubatch/`, else the top-level directory."""
-    parts = path.split("/")
-    if len(parts) == 1:
-        return "top"
-    return "/".join(parts[:2]) if parts[0] == "cubatch" and len(parts) > 2 else parts[0]
 
 
 def files(root: Path = ROOT) -> list[Path]:
@@ -82,15 +72,11 @@ def check(path: Path, root: Path = ROOT) -> list[Finding]:
     return sorted(Finding(name, *row) for row in rows)
 
 
-def check_all(root: Path = ROOT) -> dict[str, list[Finding]]:
-    """Return the findings of each package."""
-    by_package: dict[str, list[Finding]] = defaultdict(list)
+def check_all(root: Path = ROOT) -> list[Finding]:
+    """Return the findings in all files."""
     paths = files(root)
-    for path in paths:
-        by_package[package(path.relative_to(root).as_posix())] += check(path, root)
-    for finding in _check_stems([path.relative_to(root).as_posix() for path in paths if path.suffix == ".py"]):
-        by_package[package(finding.path)].append(finding)
-    return dict(by_package)
+    modules = [path.relative_to(root).as_posix() for path in paths if path.suffix == ".py"]
+    return [*(finding for path in paths for finding in check(path, root)), *_check_stems(modules)]
 
 
 # --- prose ---
@@ -348,33 +334,9 @@ def _check_stems(paths: list[str]) -> list[Finding]:
     ]
 
 
-# --- committed numbers ---
-
-
-def load_counts() -> tuple[list[str], dict[str, int]]:
-    """Return the packages that are done, and the most findings that each other package may have."""
-    data = json.loads(COUNTS.read_text(encoding="utf-8")) if COUNTS.exists() else {"done": [], "counts": {}}
-    return data["done"], data["counts"]
-
-
-def save_counts(done: list[str], counts: dict[str, int]) -> None:
-    """Write the committed numbers."""
-    rows = {name: count for name, count in sorted(counts.items()) if name not in done}
-    COUNTS.write_text(json.dumps({"done": sorted(done), "counts": rows}, indent=2) + "\n", encoding="utf-8")
-
-
 def main(arguments: list[str]) -> None:
-    """Print the findings of the named packages, or the number of findings in each."""
-    by_package = check_all()
-    for name in (argument for argument in arguments if not argument.startswith("-")):
-        print(*by_package[name], sep="\n")
-    counts = {name: len(rows) for name, rows in by_package.items()}
-    if not arguments:
-        print(*(f"{count:6} {name}" for name, count in sorted(counts.items(), key=lambda item: -item[1])), sep="\n")
-    if "--update" in arguments:
-        done, limits = load_counts()
-        done = sorted({*done, *(name for name, count in counts.items() if count == 0)})
-        save_counts(done, {name: min(count, limits.get(name, count)) for name, count in counts.items()})
+    """Print the findings in the named folders and files, or in all."""
+    print(*(finding for finding in check_all() if finding.path.startswith(tuple(arguments or [""]))), sep="\n")
 
 
 if __name__ == "__main__":

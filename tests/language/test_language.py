@@ -1,28 +1,15 @@
-"""The language of the project: packages that are done have no findings, elsewhere their number only falls."""
+"""The language of the project: no text breaks a rule, and each rule would be seen to be broken."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.language import findings
-from tests.language.proof import Comparison, Difference
 
 
-@pytest.fixture(scope="module")
-def by_package():
-    return findings.check_all()
-
-
-def test_packages_that_are_done_have_no_findings(by_package):
-    done, _ = findings.load_counts()
-    assert [str(finding) for name in done for finding in by_package.get(name, [])] == []
-
-
-def test_findings_only_fall(by_package):
-    """List the new ones by `python -m tests.language.findings PACKAGE`; lower the numbers by `--update`."""
-    done, most = findings.load_counts()
-    counts = {name: len(rows) for name, rows in by_package.items() if name not in done}
-    assert {name: count for name, count in counts.items() if count > most.get(name, 0)} == {}
+def test_nothing_breaks_a_rule():
+    """`python -m tests.language.findings` lists the same."""
+    assert [str(finding) for finding in findings.check_all()] == []
 
 
 @pytest.mark.parametrize(
@@ -104,39 +91,3 @@ def test_markdown_is_checked_outside_code(tmp_path):
 def test_module_names_are_unique_except_for_presenters():
     paths = ["cubatch/a/watch.py", "cubatch/b/watch.py", "cubatch/cli/watch.py", "cubatch/b/other.py"]
     assert [finding.path for finding in findings._check_stems(paths)] == paths[:2]
-
-
-BEFORE = 'def f(told, n):\n    """Say it."""\n    return [told[one] for one in range(n)]\n'
-
-
-@pytest.mark.parametrize(
-    "after",
-    [
-        "def f(values, n):\n    return [values[i] for i in range(n)]\n",
-        'def f(n, m):\n    """Return it."""\n    return [n[i] for i in range(m)]\n',
-    ],
-)
-def test_renamed_code_is_proved_equal(after):
-    Comparison().compare(BEFORE, after)
-
-
-def test_renamed_imports_are_proved_equal():
-    comparison = Comparison()
-    comparison.compare("from a import b\n\nb.c(told=1)\n", "from a import z\n\nz.c(n=1)\n")
-    assert dict(comparison.names) == {("b", "z"): 1, ("told", "n"): 1}
-
-
-@pytest.mark.parametrize(
-    "after",
-    [
-        "def f(values, n):\n    return [values[i] for i in range(values)]\n",  # another variable
-        "def f(values, n):\n    return [n[n] for n in range(n)]\n",  # captured
-        "def f(values, n):\n    return [values[i] for i in range(n + 1)]\n",
-        "def f(values, n):\n    return {values[i] for i in range(n)}\n",
-        "def f(values, n):\n    return [values[i] for i in reversed(n)]\n",
-        "def f(values, n):\n    print(n)\n    return [values[i] for i in range(n)]\n",
-    ],
-)
-def test_changed_code_is_not_proved_equal(after):
-    with pytest.raises(Difference):
-        Comparison().compare(BEFORE, after)
