@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib
-import inspect
 import os
-import pkgutil
 import re
 import subprocess
 import sys
 import tempfile
-import types
 from pathlib import Path
 
 import pytest
@@ -19,7 +16,6 @@ import pytest
 import cubatch
 from cubatch import errors
 from cubatch.frameworks.lazy_torch import torch
-from tests.thorough import THOROUGH
 
 PACKAGE = Path(cubatch.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
@@ -103,12 +99,6 @@ def test_every_public_name_resolves_twice_after_everything_is_imported():
     assert {kinds[name] for name in ("autotune", "candidates", "device", "footprint", "occupancy")} == {"function"}
 
 
-def test_no_module_has_the_name_of_a_public_function_or_class():
-    """Importing a module or room of that name would put it in the place of the function."""
-    modules = {module.name for module in pkgutil.iter_modules(cubatch.__path__)}
-    assert modules.isdisjoint(cubatch.__all__)
-
-
 def test_all_is_sorted_and_is_the_table_of_homes():
     """`__all__` is what the table says, in order; each name lives in the module or package it says."""
     table = [name for names in cubatch._HOMES.values() for name in names]
@@ -139,27 +129,6 @@ def test_an_unknown_name_is_an_attribute_error():
     """As for any module."""
     with pytest.raises(AttributeError, match="no attribute 'autotun'"):
         cubatch.autotun  # noqa: B018 - getting it is the test
-
-
-@pytest.mark.parametrize("name", [name for name in cubatch.__all__ if name != "__version__"])
-def test_everything_public_says_what_it_is(name):
-    """Each function, class, public method and property has a docstring."""
-    thing = getattr(cubatch, name)
-    assert (thing.__doc__ or "").strip()
-    members = vars(thing) if inspect.isclass(thing) else {}
-    for key, member in members.items():
-        if not key.startswith("_") and (inspect.isfunction(member) or isinstance(member, property | classmethod)):
-            assert (inspect.getdoc(getattr(thing, key)) or "").strip(), key
-    if isinstance(thing, types.ModuleType):
-        for key, member in vars(thing).items():
-            if inspect.isfunction(member) and not key.startswith("_"):
-                assert member.__doc__, key
-
-
-def test_every_module_says_its_idea():
-    """The first thing in a file is what it is for."""
-    for path in SOURCES:
-        assert ast.get_docstring(ast.parse(path.read_text())), path
 
 
 # --- errors --------------------------------------------------------------------------------------------------
@@ -233,20 +202,3 @@ def test_a_module_that_names_pytorch_can_be_inspected_without_it(monkeypatch):
     assert not hasattr(torch, "__wrapped__")
     with pytest.raises(errors.MissingDependency, match="needs PyTorch"):
         torch.Tensor  # noqa: B018
-
-
-def test_every_module_can_be_imported_alone():
-    """
-    No module needs another to have been imported first.
-
-    Few are tried by default: that no imports are circular is asserted without importing (unit/tuning/test_pipeline.py).
-    """
-    names = [m.name for m in pkgutil.walk_packages(cubatch.__path__, "cubatch.") if not m.name.endswith("__main__")]
-    names = names if THOROUGH else names[::15]
-    code = (
-        "import importlib, sys\n"
-        f"for name in {names!r}:\n"
-        "    for loaded in [m for m in sys.modules if m.partition('.')[0] == 'cubatch']: del sys.modules[loaded]\n"
-        "    importlib.import_module(name)\n"
-    )
-    fresh(code)
