@@ -139,13 +139,6 @@ def test_what_bounds_a_gpu_is_what_most_time_lies_under():
     assert row["bound by"] == "memory 10.0 %"  # of the rest nobody knows
 
 
-def test_what_gpus_have_in_common_is_their_title():
-    """Network, mode, dtype and library; the GPUs are the lines."""
-    title = forecast_table.compared([predicted()], {}).title
-    assert title.startswith("Predicted: tiny-net, training, float32, library vendor, ")
-    assert "Test GPU" not in title
-
-
 def test_gpus_side_by_side_keep_their_notes():
     """Each is said once, after the GPUs that it holds for unless it holds for all, whatever a GPU is called in it."""
     found = [

@@ -8,7 +8,6 @@ import pytest
 
 from cubatch.report.tables.result import legend, tuning_grid
 from cubatch.tuning.results import TuningResult
-from tests.unit.predictions import predicted
 from tests.unit.tables import row_of, rows_of
 from tests.unit.tuned import about, measurement, result_of, tuned
 
@@ -28,13 +27,6 @@ def test_the_row_of_the_answer_is_marked_and_says_time_rate_and_share():
     }  # fmt: skip
     assert grid.marked == {rows_of(grid).index(row_of(grid, 64))}
     assert [row["batch"] for row in rows_of(grid)] == ["16", "32", "64", "128", "256"]
-
-
-def test_a_size_that_did_not_run_says_why_and_shows_no_figures():
-    """What was not measured is not known, never a zero."""
-    row = row_of(tuning_grid(result_of()), 256)
-    assert row["status"] == "out of memory"
-    assert [row[name] for name in ("time", "samples/s", "±", "of best")] == [None] * 4
 
 
 def test_what_the_engine_measured_of_memory_and_roofline_is_shown():
@@ -127,13 +119,6 @@ def test_over_limit_says_which_limit():
     limits = {"max_batch_size": None, "memory_bytes": 2**30, "latency_seconds": 1.0}
     grid = tuning_grid(result_of(measurements=measurements, limits=limits))
     assert [row_of(grid, n)["status"] for n, _ in refused] == ["over memory", "over latency", "over memory"]
-
-
-def test_a_prediction_says_so_in_every_line():
-    """Nobody may take a predicted figure for a measured one."""
-    grid = tuning_grid(predicted())
-    assert grid.title.startswith("Predicted: ")
-    assert [row["status"] for row in rows_of(grid)] == ["predicted"] * 3 + ["does not fit"]
 
 
 def test_a_partial_result_has_a_table_and_no_answer():

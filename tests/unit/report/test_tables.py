@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import attrs
 import pytest
 
 from cubatch.frameworks.module_footprint import ModuleFootprint
@@ -12,7 +11,6 @@ from cubatch.hardware.facts import Device
 from cubatch.measure.records import Candidate
 from cubatch.memory.step_footprint import Footprint
 from cubatch.report.tables import candidates, common, devices, footprint, store
-from tests.unit.tables import row_of
 
 
 def test_plain_gives_what_json_can_hold():
@@ -63,25 +61,6 @@ def test_the_row_of_the_module_itself_is_explained_where_it_is_shown():
         _, grid = footprint.of_module(of_submodules(largest | {"": own}))
         assert any(row[0] == "(Net)" for row in grid.rows) is is_shown
         assert bool(grid.notes) is is_shown
-
-
-def test_both_modes_stand_side_by_side():
-    """A column each, a dash where one has no such part, and the textbook's two counts."""
-    forward = attrs.evolve(PLAN, elements_per_sample=1410)
-    training = attrs.evolve(PLAN, gradients=2**20, total=4 * 2**20, peak_layer="relu")
-    found = {
-        mode: footprint.ModeMemory(footprint=plan, fits=plan.batch_size <= largest, max_batch_size=largest)
-        for mode, plan, largest in (("inference", forward, 9), ("training", training, 7))
-    }
-    parts, layers, *rules = footprint.modes(found, title="t", limit=2**30, why="2.00 GiB less 1.00 GiB")
-    assert row_of(parts, "gradients", "part") == {"part": "gradients", "inference": None, "training": "1.00 MiB"}
-    assert row_of(parts, "peak", "part") == {"part": "peak", "inference": "3.00 MiB", "training": "4.00 MiB"}
-    fits, peaks, count, _ = parts.notes
-    assert fits.endswith("fits in 1.00 GiB (2.00 GiB less 1.00 GiB), by the plan: 9 in inference and 7 in training.")
-    assert "3.00 MiB, in fc (inference), 4.00 MiB, in relu (training)" in peaks
-    assert "1 410 elements per sample forward, 1 820 with gradients; times 4 is 7 280" in count
-    assert layers.title == "By layer, training"
-    assert [rule.title.split()[-1] for rule in rules] == ["inference", "training"]
 
 
 @pytest.mark.parametrize(
