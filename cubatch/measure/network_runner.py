@@ -93,6 +93,7 @@ class NetworkRunner:
         free = None if isinstance(self.model, DataParallel) else host.available_memory_bytes()  # ranks decide alike
         if free is not None and self.model.held_bytes > REFERENCE_SHARE * free:
             return False
+        self._drop_reference()
         self._reference, self.model = self.model, self._make_model()
         self.clock.hold_reference(self._reference.step, repeats)
         return True
@@ -112,6 +113,9 @@ class NetworkRunner:
         """Free all memory, that of the reference step too; the runner cannot be used afterwards."""
         self.release()
         self.model.close()
+        self._drop_reference()
+
+    def _drop_reference(self) -> None:
         if self._reference is not None:
             self._reference.release()
             self._reference.close()

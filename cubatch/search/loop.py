@@ -242,20 +242,20 @@ class Search:
         self.recorder.spent(self.budget.spent())
 
     def _choose_reference(self, stopwatch: Stopwatch) -> None:
-        """Prepare, once, a reference step: the smallest candidate whose steps are long enough to show drift."""
+        """Hold the smallest candidate with steps long enough to show drift; another if they prove far shorter."""
         state = self._update()
         if not state.seconds:
             return
         longest, largest = max(state.seconds.values()), max(state.seconds)
         shortest = max(LEAST_REFERENCE_SECONDS, min(WORK_SHARE * min(state.seconds.values()), LONG_REFERENCE_SECONDS))
-        ladder = [n for n in state.sizes if n <= largest and n in state.ladder]
+        too_short = stopwatch.reference_batch_size or 0
+        ladder = [n for n in state.sizes if 2 * too_short <= n <= largest and n in state.ladder]
         known = {n: float(state.step_seconds[state.place(n)]) for n in ladder}
-        held = next((t.reference_batch_size for t in reversed(self.earlier.timings) if t.reference_batch_size), None)
-        n = held or min((size for size, step in known.items() if step >= shortest), default=largest)
-        if longest < shortest and largest < max(self.candidates):
-            return
-        self.seeks_reference, seconds = False, known.get(n, LEAST_REFERENCE_SECONDS)
-        if seconds > MOST_REFERENCE_SECONDS:
+        earlier = [t.reference_batch_size for t in self.earlier.timings if t.reference_batch_size and not too_short]
+        n = earlier[-1] if earlier else min((size for size, step in known.items() if step >= shortest), default=largest)
+        seconds = known.get(n, LEAST_REFERENCE_SECONDS)
+        self.seeks_reference = longest < shortest and largest < max(self.candidates)
+        if self.seeks_reference or seconds > MOST_REFERENCE_SECONDS or n == too_short:
             return
         try:
             stopwatch.hold_reference(n, seconds)
@@ -282,6 +282,7 @@ class Search:
         n, text = timing.batch_size, format_seconds(timing.seconds) + ", throttled" * timing.throttled
         self.recorder.timing(timing)
         self.timings[n].append(timing)
+        self.seeks_reference |= (timing.reference_seconds or math.inf) < LEAST_REFERENCE_SECONDS / 2
         self._report("timing", n, f"batch size {n}: {text}", timing.round)
 
     def _open_runner(self) -> Stopwatch:

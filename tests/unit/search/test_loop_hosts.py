@@ -179,6 +179,22 @@ def test_a_resumed_run_holds_the_same_reference() -> None:
     assert {timing.reference_batch_size for timing in whole.timings[len(first.timings) :]} == held
 
 
+def test_a_reference_that_only_a_slow_start_made_long_is_replaced() -> None:
+    """Steps take 8 times as long at first, so that those of a small size last 10 ms; a size of 5 ms or more follows."""
+    where = attrs.evolve(host(rising), times=lambda n: 8.0)
+
+    class Late(Calm):
+        def __init__(self) -> None:
+            super().__init__(where, 0, slow_from=1.0, slow_seconds=NEVER)
+            self._is_slow = True
+
+    measured, result = search(Late, where)
+    held = [timing.reference_batch_size for timing in measured.timings if timing.reference_batch_size]
+    assert rising(held[0]) < LEAST_REFERENCE_SECONDS / 2 <= rising(held[-1])
+    assert held.count(held[-1]) > len(held) / 2
+    assert result.reference["batch_size"] == held[-1]
+
+
 @pytest.mark.parametrize("when", ["never", "fails"])
 def test_without_a_reference_the_search_goes_on(when: str) -> None:
     """A runner that returns False, as on a GPU, and one whose holding raises: timings have no reference."""
