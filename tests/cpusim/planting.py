@@ -13,7 +13,7 @@ import pytest
 
 from cubatch.kernels.variant import Kernel
 from tests.cpusim import building
-from tests.cpusim.simulator import SCHEDULES
+from tests.cpusim.simulator import SCHEDULES, Simulator
 from tests.thorough import THOROUGH
 
 PLANTED = Path(__file__).parent / "planted"
@@ -38,10 +38,24 @@ CENTER_ROWS = planted("center_rows", "rows.cu", 128)
 
 LATE = tuple(mode for mode in MODES if mode[1] == "late")
 EARLY = tuple(mode for mode in MODES if mode[1] == "early")
+ANY_FIRST = tuple(mode for mode in EARLY if mode[0] in {"shuffled", "warps"})
 
 
 def not_in(*schedules):
     return tuple(mode for mode in MODES if mode[0] not in schedules)
+
+
+def simulators(arch, mode, draws):
+    """Give simulators of a mode, so many with draws of their own if its schedule is drawn, else one."""
+    schedule, copies = mode
+    for seed in range(1, 1 + (draws if schedule in {"shuffled", "warps"} else 1)):
+        yield Simulator(arch, schedule=schedule, copies=copies, seed=seed)
+
+
+def missed(bug, outcome):
+    """Give the modes of a bug in which a run of its kernel comes out right, or otherwise than it must."""
+    found = {mode: outcome(mode) for mode in bug.modes}
+    return {mode: text for mode, text in found.items() if text == "right" or bug.pattern not in text}
 
 
 def seen_always(names, *always):

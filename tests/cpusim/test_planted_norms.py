@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from types import SimpleNamespace
 
 import attrs
@@ -14,20 +13,16 @@ from cubatch.engine.native.context import Context
 from cubatch.hardware import catalogue
 from cubatch.kernels import variant
 from tests.cpusim import building, planting
-from tests.cpusim.planting import MODES, WRONG, running, seen_always
-from tests.cpusim.simulator import SimulationError, Simulator
+from tests.cpusim.planting import ANY_FIRST, MODES, WRONG, running, seen_always
+from tests.cpusim.simulator import SimulationError
 
-pytestmark = [
-    pytest.mark.skipif(bool(building.reason_to_skip()), reason=building.reason_to_skip()),
-    pytest.mark.skipif(os.environ.get("CUBATCH_CPUSIM", "plain") != "plain", reason="seen without a sanitizer"),
-]
+pytestmark = planting.IN_PLACE
 
 SOURCE = variant.kernels_path() / "misc" / "layer_norm.cu"
 DEVICE = attrs.evolve(catalogue.find("a100-sxm4-40gb"), num_sms=1)
-SEEDS = (1, 2, 3)
+DRAWS = 3
 # (old, new, modes): a line that is there once, and the (schedule, copies) in which the bug must be seen.
 ONE = (("in_order", "early"),)
-ANY_FIRST = tuple(mode for mode in MODES if mode[0] in {"shuffled", "warps"} and mode[1] == "early")
 BUGS = {
     "no wait for the zeros": ("shared[i] = 0.0f;\n    cb_sync();\n", "shared[i] = 0.0f;\n", ANY_FIRST),
     "no wait for the sums": (
@@ -67,8 +62,8 @@ def outcome(kernel, mode, patch):
         inv_std = statistics[1][:, None]
         normed, g, e = (wide - statistics[0][:, None]) * inv_std, dy.astype(np.float64) * scale, dy.astype(np.float64)
         dx = inv_std * (g - g.mean(1, keepdims=True) - normed * (g * normed).mean(1, keepdims=True)) + other
-        for seed in SEEDS if mode[0] in {"shuffled", "warps"} else SEEDS[:1]:
-            where = Context(device=DEVICE, launcher=Simulator(80, schedule=mode[0], copies=mode[1], seed=seed))
+        for simulator in planting.simulators(80, mode, DRAWS):
+            where = Context(device=DEVICE, launcher=simulator)
             dgamma, dbeta, out = (np.full(shape, np.nan, np.float16) for shape in (channels, channels, x.shape))
             try:
                 layer_norm.layer_norm_backward(
