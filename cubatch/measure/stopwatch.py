@@ -31,7 +31,7 @@ MIN_SPAN_SECONDS = 0.01
 MIN_ENERGY_SPAN_SECONDS = 0.5
 # Clocks rise within some 0.1 s of work and settle within 3 s (triton#2306; CUTLASS, measurement guidelines).
 WARM_SECONDS, MAX_WARM_SECONDS, MAX_WARM_SHARE = 0.3, 0.7, 0.025
-# Beside a reference step, which empties the caches, shorter steps run in blocks whose first step is not timed.
+# A reference step empties the caches, so shorter steps run in blocks whose first step is not timed.
 PAIRED_SPAN_SECONDS = 0.05
 # Seconds of a reference block: much shorter than a trial, and at least a thousand ticks of the clock.
 REFERENCE_BLOCK_SECONDS = 0.01
@@ -86,7 +86,7 @@ class Stopwatch:
         runner: The runner.
         budget: Seconds of measuring.  Once they are spent, no trial starts except the first.  A timing starts only if
             it ends within them, except the first of a trial.
-        span_seconds: Least seconds of a timing, of as many steps as that takes; more beside a reference step.
+        span_seconds: Least seconds of a timing, of as many steps as that takes; more with a reference step.
         clocks_mhz: SM clocks of earlier runs, by which a lowered clock is recognized.
 
     Attributes:
