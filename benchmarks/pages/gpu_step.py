@@ -21,7 +21,11 @@ from cubatch.network.passes import Pass
 from cubatch.units import format_percent, format_seconds
 
 _LAUNCHES = {"batch_norm_train": 3, "batch_norm_backward": 3, "layer_norm_backward": 2}
-"""Of operations with sums over rows: partial sums, their sum, and the result, which layer norm has with the first."""
+"""
+Of operations with sums over rows: partial sums, their sum, and the result.
+
+Layer norm has the result with the first, up to 6140 channels; no step has more.
+"""
 
 
 @attrs.define

@@ -13,6 +13,7 @@ from cubatch.engine.layers import TABLE
 from cubatch.errors import InvalidArgument, UnknownName
 from cubatch.hardware.facts import BYTES_PER_ELEMENT
 from cubatch.kernels.padding import stored_saved_elements
+from cubatch.kernels.workspace.misc import gradients_at_once
 from cubatch.memory.plan import schedule_of
 from cubatch.memory.schedule_records import Op, Schedule
 from cubatch.network.graph import Network, Spec, as_network
@@ -29,9 +30,9 @@ _LEFT_OUT = {"type", "h", "w", "c", "k", "r", "s", "bias", "eps", "momentum"}
 
 _READ_TWICE = {
     "batch_norm_train": ("x",), "batch_norm_backward": ("dy", "x"), "layer_scale_backward": ("dy",),
-    "tokens_backward": ("dy",),
+    "layer_norm_backward": ("dy", "x"), "tokens_backward": ("dy",),
 }  # fmt: skip
-"""Operands that are needed whole for a sum before their first element is needed again."""
+"""Operands that are needed whole for a sum before their first element is needed again, unless one pass does both."""
 
 _STATES = {"sgd": (), "momentum": ("velocity",), "adam": ("mean", "square")}
 _EXTENTS = 3  # of a sample: height, width, channels
@@ -116,7 +117,8 @@ def _of_call(call: Case, layer: Layer, pass_: Pass, batch_size: int, dtype: str)
         repeated = sizes["qkv"] + sizes["mixed"] + 3 * sizes["weights"]
     elif call.operation == "attention":
         repeated = 2 * (sizes["qkv"] + sizes["mixed"])
-    repeated += sum(math.prod(call.operands[name].shape) for name in _READ_TWICE.get(call.operation, ()))
+    twice = () if gradients_at_once(layer) else _READ_TWICE.get(call.operation, ())
+    repeated += sum(math.prod(call.operands[name].shape) for name in twice)
     ends = {"scale", "shift", "residual", "positive", "pooled"} & call.operands.keys()
     padded = sum(math.prod(each.shape) // each.shape[-1] * each.padded for each in call.operands.values())
     traffic = elements * itemsize + sum(map(case.bytes_of, ends)) + padded * itemsize

@@ -27,7 +27,7 @@ from cubatch.kernels.problem import Problem, problem_of
 from cubatch.kernels.ranking import ranking
 from cubatch.kernels.transposing import part_of, ranking_transposed
 from cubatch.kernels.variant import Kernel
-from cubatch.kernels.workspace.misc import merged_tiles
+from cubatch.kernels.workspace.misc import gradients_at_once, merged_tiles
 from cubatch.network.layer import Layer
 from cubatch.network.layers import Attention
 from cubatch.network.passes import Pass
@@ -228,7 +228,7 @@ def _sums(layer: Layer, pass_: Pass, *, saves: bool) -> tuple[int, int]:
     """
     if layer.has_statistics and pass_ is Pass.FPROP and saves:
         return math.prod(layer.input_shape), 3  # moments of tiles, their merging, and the norm
-    sums = pass_ is Pass.WGRAD or (pass_ is Pass.DGRAD and layer.gradients_at_once)
+    sums = pass_ is Pass.WGRAD or (pass_ is Pass.DGRAD and gradients_at_once(layer))
     return 0, 2 if sums else 1  # the second adds up tiles
 
 

@@ -47,7 +47,8 @@ class Layer:
     can_activate: ClassVar[bool] = False  # kernels compute a following activation, and its slope from the input of both
     slope_of_input: ClassVar[bool] = False  # its slope has one formula in its input, so that no output is needed
     adds_gradients: ClassVar[bool] = False  # its gradient's kernel adds the gradients of other readers of its input
-    gradients_at_once: ClassVar[bool] = False  # one kernel computes the gradients of its input and its parameters
+    # one kernel computes the gradients of its input and its parameters, unless its rows are too long
+    gradients_at_once: ClassVar[bool] = False
     has_statistics: ClassVar[bool] = False  # keeps mean and inverse deviation of the batch for the backward pass
     adds_up_to_one: ClassVar[bool] = False  # outputs are shares over the channels, not logits
     products_in_turn: ClassVar[bool] = False  # its matrix products depend on each other, so each is a launch

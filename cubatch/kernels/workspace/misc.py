@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
+from cubatch.network.layer import Layer
 
 THREADS = 256
 """Threads of a block in kernels/misc."""
@@ -214,12 +215,31 @@ def summed_rows(
         >>> [summed_rows(25216, channels, 8, device) for channels in (192, 768, 1024, 8192)]
         [(32, 528), (32, 528), (256, 528), (32, 0)]
     """
-    most = min(blocks_per_sm, _BLOCKS_PER_SM) * (device.num_sms or 1)
     lanes = row_lanes(rows, channels // vector, device)
-    for threads in (lanes, THREADS):
-        if 2 * channels * (THREADS // threads) <= _ROW_SUMS - (_WARPS if threads == THREADS else 0):
-            return threads, min(-(-rows // max(THREADS // threads, _LEAST_SUMMED_ROWS)), most)
-    return lanes, 0
+    if not _sums_fit(channels):
+        return lanes, 0
+    threads = lanes if 2 * channels * (THREADS // lanes) <= _ROW_SUMS else THREADS
+    most = min(blocks_per_sm, _BLOCKS_PER_SM) * (device.num_sms or 1)
+    return threads, min(-(-rows // max(THREADS // threads, _LEAST_SUMMED_ROWS)), most)
+
+
+def _sums_fit(channels: int) -> bool:
+    return 2 * channels <= _ROW_SUMS - _WARPS
+
+
+def gradients_at_once(layer: Layer) -> bool:
+    """
+    Return whether one pass over a layer's arrays computes the gradients of its input and of its parameters.
+
+    This needs a layer type with such a kernel, and shared memory for the sums of a row of its channels.  Of longer rows
+    a launch of its own sums, for which input and gradient are read a second time.
+
+    Example:
+        >>> from cubatch.network.layers import LayerNorm
+        >>> [gradients_at_once(LayerNorm(h=1, w=1, c=channels)) for channels in (6140, 6141)]
+        [True, False]
+    """
+    return layer.gradients_at_once and _sums_fit(layer.input_shape[2])
 
 
 def layer_norm_backward_workspace(rows: int, channels: int, dtype: str, device: Device) -> int:

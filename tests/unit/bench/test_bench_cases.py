@@ -11,8 +11,10 @@ import pytest
 
 from cubatch.bench import cases, check, measure, target
 from cubatch.bench.contest import Contest
+from cubatch.bench.implementations import Way
 from cubatch.engine import functional, layers as engine, pointwise
 from cubatch.errors import InvalidArgument, UnknownName
+from cubatch.hardware import catalogue
 from cubatch.hardware.facts import Device
 from cubatch.network import layers, models
 from cubatch.network.passes import Pass
@@ -72,6 +74,15 @@ def test_batch_norm_moves_its_input_again_for_its_statistics():
     parameters = layer.parameters
     assert forward.moved_bytes == 4 * (3 * elements + parameters)
     assert backward.moved_bytes == 4 * (5 * elements + parameters)
+
+
+@pytest.mark.parametrize(("channels", "arrays", "launches"), [(6140, 3, 2), (6141, 5, 3)])
+def test_layer_norm_moves_its_gradient_and_input_again_for_sums_of_long_rows(channels, arrays, launches):
+    """Both are read and the result is written; shared memory holds the two sums of 6140 channels."""
+    layer = layers.LayerNorm(h=2, w=2, c=channels)
+    backward = cases.of_layer(layer, Pass.DGRAD, 3)
+    assert backward.moved_bytes == 4 * (arrays * 3 * 2 * 2 * channels + layer.parameters)
+    assert len(Way(backward, catalogue.find("h200-sxm")).launches) == launches
 
 
 def test_a_roofline_is_the_larger_of_arithmetic_and_bytes():

@@ -385,12 +385,13 @@ def test_gpus_whose_rate_nobody_printed_are_predicted_whole(name):
 
 
 def test_the_gradients_of_a_layer_norm_are_one_pass_and_the_merging_of_its_sums():
-    """Both inputs and the result once, and the parameters; at batch 8 in float32."""
-    norm = LayerNorm(h=14, w=14, c=192)
-    step = predict_step(norm, [8], V100, mode="training", library="cubatch")
-    moved = 4 * (3 * 8 * 14 * 14 * 192 + 2 * 192)
-    seconds = moved / (MOVED_SHARE * V100.peak_bytes_per_second) + 2 * LAUNCH_SECONDS
-    assert sum(item.seconds[0] for item in step.passes if item.pass_ is not Pass.FPROP) == pytest.approx(seconds)
+    """Both inputs and the result once, and the parameters; both inputs again for sums of long rows. At batch 8."""
+    for channels, arrays, launches in ((8192, 5, 3), (192, 3, 2)):
+        norm = LayerNorm(h=14, w=14, c=channels)
+        step = predict_step(norm, [8], V100, mode="training", library="cubatch")
+        moved = 4 * (arrays * 8 * 14 * 14 + 2 * (launches - 1)) * channels
+        seconds = moved / (MOVED_SHARE * V100.peak_bytes_per_second) + launches * LAUNCH_SECONDS
+        assert sum(item.seconds[0] for item in step.passes if item.pass_ is not Pass.FPROP) == pytest.approx(seconds)
     alone = attrs.evolve(V100, peak_bytes_per_second=math.inf)  # of a first layer, the input's gradient is not wanted
     assert pass_seconds(norm, Pass.WGRAD, [8], alone, "float32")[0][0] == pytest.approx(2 * LAUNCH_SECONDS)
 

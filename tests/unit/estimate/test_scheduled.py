@@ -132,9 +132,10 @@ def test_a_batch_in_patches_is_read_by_a_convolution_over_them():
 
 
 def test_one_kernel_computes_all_gradients_of_a_layer_norm():
-    """With the gradient of its input, if that is wanted; an array library reads both arrays once more for the sums."""
+    """With that of its input, if that is wanted; of long rows, or by an array library, a second pass sums."""
     tail = [LayerNorm(name="n"), Linear(name="l", k=4)]
-    for first, library, runs in (([Linear(k=4)], "cubatch", 1), ([Linear(k=4)], "im2col", 2), ([], "cubatch", 1)):
+    drawn = [([Linear(k=channels)], "cubatch", passes) for channels, passes in ((4, 1), (6140, 1), (6141, 2))]
+    for first, library, runs in (*drawn, ([Linear(k=4)], "im2col", 2), ([], "cubatch", 1)):
         network = Network(input_shape=(1, 1, 4), layers=[*first, *tail])
         found = [item for item in scheduled_passes(network, "training", library) if item.node.name == "n"]
         assert sum(item.runs for item in found if item.pass_ is not Pass.FPROP) == runs
