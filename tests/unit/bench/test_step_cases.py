@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+import cubatch
 from cubatch.bench import cases, target
+from cubatch.bench.implementations import Way
 from cubatch.engine import functional, layers
 from cubatch.engine.place import Place
 from cubatch.errors import UnknownName
+from cubatch.hardware import catalogue
 from cubatch.hardware.facts import BYTES_PER_ELEMENT
+from cubatch.hardware.waves import busiest_sm_blocks
+from cubatch.kernels.launch import may_come_early
+from cubatch.kernels.resources import resident_blocks
 from cubatch.memory.plan import schedule_of
 from cubatch.network import models
 from tests.engine.every_kind import EVERY_KIND
+
+SUMS = {"batch_norm_statistics", "batch_norm_backward_sums", "layer_norm_backward", "layer_norm_backward_add"}
+"""Kernels that sum over the rows of a norm."""
 
 NETWORKS = (
     "resnet50", "convnext-tiny", "efficientnet-b0", "mobilenet-v3-large", "vit-base", "deit-tiny", "vgg16", "lenet5"
@@ -233,3 +243,26 @@ def test_the_optimizer_is_the_one_that_is_asked_for():
         assert last[-1].operands["parameters"].shape == (network.parameters,)
     with pytest.raises(UnknownName, match="lion"):
         cases.of_step(network, "training", 4, optimizer="lion")
+
+
+@pytest.mark.parametrize(
+    ("name", "batch_size", "launches", "sums", "crowding"),
+    [("resnet50", 256, 318, 106, 0), ("resnet50", 32, 318, 106, 56), ("vit-base", 128, 75, 25, 0),
+     ("convnext-tiny", 128, 69, 23, 1)],
+)  # fmt: skip
+def test_all_launches_of_norms_start_early_and_few_sums_leave_sms_emptier_than_others(
+    name, batch_size, launches, sums, crowding
+):
+    """On an H200, as docs/method/kernels.md lists: sums crowd if an SM holds more blocks than its even share."""
+    device, found = catalogue.find("h200-sxm"), Counter()
+    for case in cases.of_step(models.build(name), "training", batch_size, "float16"):
+        for launch in Way(case, device).launches if "norm" in case.operation else ():
+            held = resident_blocks(launch.kernel, device.compute_capability)
+            is_sum = launch.kernel.entry in SUMS
+            found["launches"] += case.multiplicity
+            found["early"] += case.multiplicity * may_come_early(launch.kernel, held, launch.blocks, device)
+            found["sums"] += case.multiplicity * is_sum
+            found["crowding"] += case.multiplicity * (is_sum and busiest_sm_blocks(launch.blocks, 132) < held)
+    assert found == {"launches": launches, "early": launches, "sums": sums, "crowding": crowding}
+    page = (Path(cubatch.__file__).parents[1] / "docs/method/kernels.md").read_text(encoding="utf-8")
+    assert f"| `{name}`, {batch_size} | {launches} | {launches} | {sums} | {crowding} |" in page
