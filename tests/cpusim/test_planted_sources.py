@@ -1,7 +1,8 @@
 """
-Bugs planted in kernels without tensor cores: their results must then differ from those of the NumPy engine.
+Bugs planted in kernels without tensor cores, and in the tile of sm_70: their results must then be others.
 
-Kernels of hopper/, mma/ and attention/ have files of their own.
+They are compared with those of the NumPy engine, or with exact products. Kernels of hopper/, mma/ and attention/ have
+files of their own.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import numpy as np
 import pytest
 
 from cubatch.engine import functional
+from cubatch.engine.native import gemm
 from cubatch.engine.native.operations import operations
 from cubatch.hardware import catalogue
 from cubatch.kernels import variant
+from cubatch.kernels.ranking import SplitKernel
 from tests.cpusim import planting
 from tests.cpusim.planting import seen_always
 from tests.cpusim.simulator import SimulationError, Simulator
@@ -32,6 +35,8 @@ X, FILTER = (2, 17, 13, 70), (70, 7, 7, 1)
 WINDOW: dict[str, Any] = {"pad": (3, 3, 3, 3), "groups": 70}
 NORM = (25, 11, 4, 8)
 """Rows of a tile begin and end inside a sample."""
+ROWS, LONG, STRIPS = (300, 128), (9, 25, 25, 8), (6, *X[1:])
+"""On one or two SMs, blocks take several rows or strips one after another, and a row lane many rows of its block."""
 
 
 def check(
@@ -106,6 +111,42 @@ def of_product(columns: int, launcher: Target) -> None:
     Passes(launcher, tiles.context(launcher), seed=1).columns((70, columns, 20))
 
 
+def of_tile(layout: str, dtype: str, tile: str, launcher: Target) -> None:
+    """Multiply integers, whose sums are exact, by one tile: several of its rows and columns, the last ones cut off."""
+    (m, n, k), random = (152, 144, 72), np.random.default_rng(3)
+    a = random.integers(-2, 3, (k, m) if layout == "tn" else (m, k)).astype(dtype)
+    b = random.integers(-2, 3, (n, k) if layout == "nt" else (k, n)).astype(dtype)
+    out, found = np.full((m, n), np.nan, dtype), variant.find(f"gemm_{layout}", dtype, tile=tile)
+    gemm.gemm(launcher.context(chooser=lambda *_: SplitKernel(found)), a, b, layout=layout, out=out)
+    left, right = a.T if layout == "tn" else a, b.T if layout == "nt" else b
+    np.testing.assert_array_equal(out, left.astype(np.float64) @ right.astype(np.float64))
+
+
+def with_sms(launcher: Target, num_sms: int) -> Target:
+    return attrs.evolve(launcher, device=attrs.evolve(launcher.device, num_sms=num_sms))
+
+
+def of_rows(launcher: Target) -> None:
+    arrays = {"x": ROWS, "gamma": ROWS[1:], "beta": ROWS[1:]}
+    check(with_sms(launcher, 1), "layer_norm", arrays, {"out": ROWS})
+
+
+def of_summed_rows(launcher: Target) -> None:
+    arrays = {"dy": ROWS, "x": ROWS, "gamma": ROWS[1:], "statistics": (2, ROWS[0])}
+    results = {"out": ROWS, "dgamma": ROWS[1:], "dbeta": ROWS[1:]}
+    check(with_sms(launcher, 1), "layer_norm_backward", arrays, results)
+
+
+def of_summed_tiles(launcher: Target) -> None:
+    arrays = {"dy": LONG, "x": LONG, **dict.fromkeys(("gamma", "mean", "inv_std"), (8,))}
+    results = {"out": LONG, "dgamma": (8,), "dbeta": (8,)}
+    check(with_sms(launcher, 1), "batch_norm_backward", arrays, results)
+
+
+def of_summed_strips(launcher: Target) -> None:
+    check(with_sms(launcher, 2), "conv2d_wgrad", {"x": STRIPS, "dy": STRIPS}, {"dw": FILTER}, **WINDOW)
+
+
 @attrs.frozen
 class Bug:
     """
@@ -128,6 +169,9 @@ class Bug:
 
 
 WIDE, EACH = (functools.partial(of_product, columns) for columns in (12, 10))
+FEW_ROWS, FEW_ROWS_NN = (functools.partial(of_tile, layout, "float32", "32x128x16") for layout in ("nt", "nn"))
+VOLTA, VOLTA_TN = (functools.partial(of_tile, layout, "float16", "128x128x32_s2_w4") for layout in ("nt", "tn"))
+COPIED = "copy_group(sums, group, slab);\n"
 BUGS = {
     "taps that are not turned around": Bug(
         "depthwise/convolve.cuh", "turn ? TAPS - 1 - tap : tap", "turn ? tap : tap", "depthwise_s1", of_dgrad
@@ -186,6 +230,76 @@ BUGS = {
     "sums of another row": Bug(
         "simt/main_loop.cuh", "value[kept_row(i, j)][kept_column(i, j)]", "value[i][kept_column(i, j)]", "gemm_nt",
         WIDE, 52,
+    ),
+    # The tile of few rows: four warps side by side, whose threads have 8 rows of 4 columns.
+    "all warps at the first columns": Bug(
+        "simt/main_loop.cuh", "cb_warp() % WARPS_N * WARP_TILE_N", "0 * WARP_TILE_N", "gemm_nt", FEW_ROWS, 52
+    ),
+    "a thread's rows side by side": Bug(
+        "simt/main_loop.cuh", "row_floats(TILE_M) + i * LANES_M", "row_floats(TILE_M) + i", "gemm_nt", FEW_ROWS, 52
+    ),
+    "half of the rows of gemm_k": Bug(
+        "simt/loaders.cuh", "cb_warp() % K_WARPS * K_LANES) * WIDTH", "0 * K_LANES) * WIDTH", "gemm_nt", FEW_ROWS, 52
+    ),
+    "a thread's filters in one row": Bug(
+        "simt/loaders.cuh", "i * STEP + j * row_floats(EXTENT)", "0 * i * STEP + j * row_floats(EXTENT)", "gemm_nt",
+        FEW_ROWS, 52,
+    ),
+    "a thread's columns in one place": Bug(
+        "simt/loaders.cuh", "return i * STEP + j; }", "return 0 * i * STEP + j; }", "gemm_nn", FEW_ROWS_NN
+    ),
+    "a thread's first rows for all": Bug(
+        "simt/store.cuh", "thread.row(number % DOWN * PIECE_ROWS)", "thread.row(number / DOWN * PIECE_ROWS)", "gemm_nt",
+        FEW_ROWS, 52,
+    ),
+    # The tile of sm_70 whose warps have 64 rows and columns: four groups of 16 each way, stored in two turns.
+    "all warps at the first rows": Bug(
+        "mma/main_loop.cuh", "m(cb_warp() / WARPS_N * WARP_M)", "m(0 * WARP_M)", "gemm_nt", VOLTA, 70
+    ),
+    "the first 32 of a warp's rows twice": Bug(
+        "mma/fragments.cuh", "(place ^ (step * CHUNK)) + i * GROUP", "(place ^ (step * CHUNK)) + i % 2 * GROUP",
+        "gemm_nt", VOLTA, 70,
+    ),
+    "the first 32 of a warp's columns twice": Bug(
+        "mma/fragments.cuh", "(place ^ ((i * 2 + j) * CHUNK))", "(place ^ ((i % 2 * 2 + j) * CHUNK))", "gemm_tn",
+        VOLTA_TN, 70,
+    ),
+    "sums of 32 columns over the first": Bug(
+        "mma/store.cuh", "n * GROUP + WarpAtom", "n % 2 * GROUP + WarpAtom", "gemm_nt", VOLTA, 70
+    ),
+    "rows of the first turn stored": Bug(
+        "mma/store.cuh", "row += ROW_LANES * EACH", "row += GROUP", "gemm_nt", VOLTA, 70
+    ),
+    "no barrier of the warp before rows are stored": Bug(
+        "mma/store.cuh", f"{COPIED}      cb_sync_warp();\n", COPIED, "gemm_nt", VOLTA, 70
+    ),
+    # Grids of as many blocks as fit on the SMs: each block has several turns.
+    "rows of the first turn": Bug(
+        "common/rows.cuh", "first += (i64)cb_num_blocks_x() * at_once", "first += num_rows", "layer_norm", of_rows
+    ),
+    "rows of two turns": Bug(
+        "common/rows.cuh", "first += (i64)cb_num_blocks_x() * at_once", "first += (i64)cb_num_blocks_x()",
+        "layer_norm_backward", of_summed_rows,
+    ),
+    "blocks at neighboring rows": Bug(
+        "common/rows.cuh", "first = (i64)cb_block_x() * at_once", "first = (i64)cb_block_x()", "layer_norm_backward",
+        of_summed_rows,
+    ),
+    "tiles without their last row": Bug(
+        "common/columns.cuh", "begin + rows_per_tile < rows ? begin + rows_per_tile : rows",
+        "begin + rows_per_tile < rows ? begin + rows_per_tile - 1 : rows", "batch_norm_backward_sums", of_summed_tiles,
+    ),
+    "steps of a row more": Bug(
+        "common/columns.cuh", "num_rows), num_rows, num_row_lanes}", "num_rows), num_rows, num_row_lanes + 1}",
+        "batch_norm_backward_sums", of_summed_tiles,
+    ),
+    "strips of the first turn": Bug(
+        "depthwise/wgrad.cuh", "item += cb_num_blocks_x() * (u32)walkers", "item += window.num_items",
+        "depthwise_wgrad_s1", of_summed_strips,
+    ),
+    "all blocks at the first strips": Bug(
+        "depthwise/wgrad.cuh", "item = cb_block_x() * (u32)walkers + (u32)walker", "item = (u32)walker",
+        "depthwise_wgrad_s1", of_summed_strips,
     ),
 }  # fmt: skip
 CASES = seen_always(BUGS, "taps that are not turned around", "one sample for a tile of rows", "taps of a patch by rows")
