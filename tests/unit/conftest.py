@@ -1,8 +1,6 @@
-"""A clock that only measurements advance, a machine without other load, kernels that are not compiled, and others."""
+"""Searches on virtual time, a machine without other load, kernels that are not compiled, and others."""
 
 from __future__ import annotations
-
-import math
 
 import pytest
 
@@ -10,32 +8,8 @@ from cubatch.bench import bench_results
 from cubatch.hardware import cpu_load, host
 from cubatch.kernels.toolchain import nvrtc
 from cubatch.measure import clocks
-from cubatch.measure.callable_runner import CallableRunner
-from cubatch.measure.network_runner import NetworkRunner
-from cubatch.measure.runner import Reading
+from tests import virtual_time
 from tests.unit.bench_fakes import World, enter
-
-
-class VirtualClock(clocks.HostClock):
-    """Time that only measurements advance: a step of n samples takes 1 ms and 10 us a sample on any machine."""
-
-    passed = 0.0
-    batch_size = 0
-    num_real = 0  # further steps that really run
-
-    def now(self):
-        return VirtualClock.passed
-
-    def sleep(self, seconds):
-        VirtualClock.passed += seconds
-
-    def time(self, step, repeats):
-        if VirtualClock.num_real:
-            VirtualClock.num_real -= 1
-            step()
-        seconds = 1e-3 + 1e-5 * VirtualClock.batch_size
-        VirtualClock.passed += repeats * seconds
-        return Reading(seconds=seconds)
 
 
 @pytest.fixture
@@ -47,18 +21,9 @@ def quiet(monkeypatch):
 
 @pytest.fixture
 def virtual(monkeypatch):
-    """Runners of this process use a VirtualClock; of a network the first step of each prepared size really runs."""
-
-    def noting(prepare, num_real):
-        def note(self, batch_size):
-            VirtualClock.batch_size, VirtualClock.num_real = batch_size, num_real
-            prepare(self, batch_size)
-
-        return note
-
-    monkeypatch.setattr(clocks, "HostClock", VirtualClock)
-    for runner, num_real in ((NetworkRunner, 1), (CallableRunner, math.inf)):
-        monkeypatch.setattr(runner, "prepare", noting(runner.prepare, num_real))
+    """Searches measure virtual seconds, without a reference step: a step takes 1 ms, and 10 us a sample."""
+    monkeypatch.setattr(clocks.HostClock, "hold_reference", lambda *_: None)
+    virtual_time.install(monkeypatch, lambda batch_size: 1e-3 + 1e-5 * batch_size)
 
 
 @pytest.fixture
