@@ -96,7 +96,7 @@ def tune(
             payload["shares"] = result.shares(share)
             tables.append(fleet_table.shared(payload["shares"]))
         except InvalidArgument as error:
-            rejected = rejected or InvalidArgument("share", share, error.allowed)
+            rejected = rejected or InvalidArgument("share", share, error.allowed, error.remedy)
     console.emit(tables, payload, json)  # before any error: the measurements took long
     if all(device.result is None for device in result.devices):  # predictions alone are no success
         raise NothingMeasured("every device failed", "The result has the reasons.")

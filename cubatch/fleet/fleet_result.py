@@ -120,11 +120,9 @@ class FleetResult(Shown):
         }
         most_samples = sum(most for _, most in rates.values())
         if batch_size > most_samples:
-            raise InvalidArgument(
-                "batch_size",
-                batch_size,
-                f"at most {most_samples}, the sum of the largest batches that ran on the workers",
-            )
+            allowed = f"at most {most_samples}, the sum of the largest batches that ran on the workers"
+            remedy = "" if most_samples else "No device was measured: `error` of each of `devices` has the reason."
+            raise InvalidArgument("batch_size", batch_size, allowed, remedy)
         return _shared(batch_size, {address: (rate or 0.0, most) for address, (rate, most) in rates.items()})
 
     def to_mapping(self) -> dict[str, Any]:
