@@ -288,9 +288,9 @@ def sizes_without_result(result: TuningResult, outcomes: Outcomes) -> list[str]:
     ]
 
 
-def count_statuses(measurements: Sequence[Measurement], limits: Mapping[str, object]) -> str:
+def count_statuses(measurements: Sequence[Measurement], limits: Mapping[str, float | None]) -> str:
     """Return a phrase on batch sizes that failed or exceed a limit, by outcome, with the reason of the first."""
-    limit = _latency_limit(limits)
+    limit = limits.get("latency_seconds")
     ways: dict[str, list[Measurement]] = {}
     for m in measurements:
         if m.status in ("ok", "dropped"):
@@ -490,7 +490,7 @@ def _memory(result: BatchSizeResult, decision: Decision) -> str:
 
 def _latency(result: BatchSizeResult, decision: Decision) -> str:
     slow = None if decision.edge is None else result.sizes.get(decision.edge[0])
-    limit = _latency_limit(result.limits) or 0.0
+    limit = result.limits.get("latency_seconds") or 0.0
     if slow is None or slow.latency_seconds is None or result.predicted:
         return f"The latency limit excludes larger sizes: the next one takes longer than {format_seconds(limit)}."
     return f"The latency limit excludes larger sizes: {decision.top} keeps it; {breaks_latency_limit(slow, limit)}."
@@ -520,7 +520,7 @@ def _untried(result: BatchSizeResult, outcomes: Outcomes) -> list[str]:
 
 def _unknown(result: BatchSizeResult, decision: Decision) -> str:
     """Return a sentence for a result without a known limit: by an interruption, a failure, or missing batch sizes."""
-    n, top, limit = result.batch_size or 0, decision.top, _latency_limit(result.limits)
+    n, top, limit = result.batch_size or 0, decision.top, result.limits.get("latency_seconds")
     beyond = [m for m in result.sizes.values() if m.batch_size > top]
     if any(m.status == "interrupted" for m in result.sizes.values() if m.batch_size > n):
         return f"The interruption is the limit: sizes above {n} were not measured to their end."
@@ -683,11 +683,6 @@ def _count(timings: int) -> str:
 
 def _counted(count: int, noun: str) -> str:
     return f"{format_count(count)} {noun}{'' if count == 1 else 's'}"
-
-
-def _latency_limit(limits: Mapping[str, object]) -> float | None:
-    seconds = limits.get("latency_seconds")
-    return float(seconds) if isinstance(seconds, int | float) else None
 
 
 def _first_reason(group: Sequence[Measurement], limit: float | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar
 
@@ -37,6 +37,37 @@ _Record = TypeVar("_Record")
 
 def _maybe_positives(value: Any) -> tuple[float | None, ...]:
     return tuple(checks.positive(item) for item in checks.items(value))
+
+
+def _checked(value: Any, known: Mapping[str, Callable[[Any], object]]) -> dict[str, Any]:
+    """Return a mapping as a dict; the functions of `known` check the values of their keys that are not None."""
+    facts = checks.mapping(value)
+    for name, check in known.items():
+        if facts.get(name) is not None:
+            try:
+                check(facts[name])
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"holds {name}, which {error}") from error
+    return facts
+
+
+def _limits(value: Any) -> dict[str, Any]:
+    seconds = checks.required_positive
+    return _checked(value, {"max_batch_size": checks.size, "memory_bytes": checks.amount, "latency_seconds": seconds})
+
+
+def _device(value: Any) -> dict[str, Any]:
+    chip = checks.wholes
+    return _checked(value, {"memory_bytes": checks.amount, "free_bytes": checks.amount, "compute_capability": chip})
+
+
+def _environment(value: Any) -> dict[str, Any]:
+    return _checked(value, {"launch": _launch})
+
+
+def _launch(value: Any) -> None:
+    if missing := {"launches", "graph", "refusal"} - checks.mapping(value).keys():
+        raise ValueError(f"lacks {', '.join(sorted(missing))}")
 
 
 @attrs.frozen(kw_only=True)
@@ -315,13 +346,13 @@ class TuningResult(BatchSizeResult):
     optimizer: str | None = field(default=None, converter=checks.text)
     library: str | None = field(default=None, converter=checks.text)
     recompute: bool | None = field(default=None, validator=_FLAG)
-    limits: dict[str, Any] = field(hash=False, converter=checks.mapping)
+    limits: dict[str, Any] = field(hash=False, converter=_limits)
     budget_seconds: float | None = field(default=None, converter=checks.amount)
     seconds_spent: float | None = field(default=None, converter=checks.amount)
     seed: int | None = field(default=None, converter=checks.whole)
     l2: str | None = field(default=None, validator=validators.in_(("cold", "warm", None)))
-    device: dict[str, Any] = field(hash=False, converter=checks.mapping)
-    environment: dict[str, Any] = field(hash=False, converter=checks.mapping)
+    device: dict[str, Any] = field(hash=False, converter=_device)
+    environment: dict[str, Any] = field(hash=False, converter=_environment)
     batch_size: int | None = field(converter=checks.size)
     fastest_batch_size: int | None = field(converter=checks.size)
     largest_batch_size: int | None = field(converter=checks.size)

@@ -159,6 +159,12 @@ def changed(**changes: Any) -> str:
         (changed(limits=None), "limits"), (changed(tied_with=3), "tied_with"), (changed(reasons="why"), "reasons"),
         (changed(measurements={}), "measurements"), (changed(measurements=[1]), "measurements"),
         (changed(created=5), "created"),
+        (changed(limits={"memory_bytes": "a lot"}), "limits holds memory_bytes, which must be a number"),
+        (changed(limits={"latency_seconds": []}), "latency_seconds"), (changed(limits={"max_batch_size": 0}), "limits"),
+        (changed(device={"memory_bytes": {}}), "memory_bytes"), (changed(device={"free_bytes": [1]}), "free_bytes"),
+        (changed(device={"compute_capability": 9}), "device holds compute_capability, which must be a list"),
+        (changed(environment={"launch": "graph"}), "environment holds launch, which must be a mapping"),
+        (changed(environment={"launch": {"graph": True}}), "launch, which lacks launches, refusal"),
     ],
     ids=lambda value: str(value)[:40],
 )  # fmt: skip
