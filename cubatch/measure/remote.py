@@ -176,7 +176,7 @@ class RemoteRunner:
         """
         Call a method of the worker's runner, or read an attribute, and return the result.
 
-        If there is no worker, one is started.
+        If there is no worker, one is started, with its reference steps.
 
         Args:
             within: Most seconds; None: those allowed for a start of the worker.
@@ -184,8 +184,7 @@ class RemoteRunner:
         """
         before, self._doing = self._doing, f"{method}()"
         try:
-            if self._process is None:
-                self._start()
+            self.start()
             return self._ask({"do": "call", "method": method, "arguments": arguments}, within or self._start_seconds)
         finally:
             self._doing = before

@@ -261,7 +261,7 @@ def counting_worker(habits: dict[str, str]) -> FactoryRef:
 
 def test_a_new_worker_holds_the_reference_that_the_first_one_held(start) -> None:
     """
-    The worker dies at batch size 16: the next one prepares 4 and holds it before it prepares another size.
+    The worker dies at batch size 16: the next one prepares 4 and holds it before it serves any request.
 
     Its readings have the reference of 4, which takes 1 ms a sample, again.
     """
@@ -272,6 +272,7 @@ def test_a_new_worker_holds_the_reference_that_the_first_one_held(start) -> None
     before = runner.clock.time(runner.step, 2)
     with pytest.raises((WorkerDied, MemoryError)):
         runner.prepare(16)
+    assert runner.call("log") == [["prepare", 4], ["hold", 4, 5]]  # as `predicted` of a size that the search adds
     runner.prepare(8)
     after = runner.clock.time(runner.step, 2)
     assert before.reference_before_seconds == after.reference_before_seconds == pytest.approx(0.004)
