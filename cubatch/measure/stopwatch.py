@@ -91,7 +91,7 @@ class Stopwatch:
 
     Attributes:
         reference_batch_size: Batch size of the reference step around each timing; None without one.
-        around_seconds: Seconds of the reference blocks around a timing; 0 without a reference.
+        around_seconds: Seconds of the reference blocks around a timing, by the latest one; 0 without a reference.
         prepare_seconds: Seconds of the last preparation, by size.
         spent: Number of trials, and their seconds in addition to timings, by size.
     """
@@ -106,7 +106,7 @@ class Stopwatch:
     ) -> None:
         self.runner, self.budget, self.span_seconds = runner, budget, span_seconds
         self.reference_batch_size: int | None = None
-        self.around_seconds = 0.0
+        self._reference_repeats, self.around_seconds = 0, 0.0
         self.prepare_seconds: dict[int, float] = {}
         self.spent: dict[int, Spent] = {}
         self._prepared: int | None = None
@@ -133,7 +133,7 @@ class Stopwatch:
         if is_held:
             self._prepared, self.reference_batch_size = None, batch_size
             self.span_seconds = max(self.span_seconds, PAIRED_SPAN_SECONDS)
-            self.around_seconds = (2 * repeats + 1) * step_seconds
+            self._reference_repeats, self.around_seconds = repeats, (2 * repeats + 1) * step_seconds
         return is_held
 
     def run_trial(
@@ -358,6 +358,9 @@ class Stopwatch:
                 self.budget.forgive(late)
         if reading.seconds * repeats > limit and not is_first:
             raise TimedOut(f"batch size {self._prepared}", limit)
+        before_seconds, after_seconds = reading.reference_before_seconds, reading.reference_after_seconds
+        if before_seconds is not None and after_seconds is not None:  # the faster block: interference slows one
+            self.around_seconds = (2 * self._reference_repeats + 1) * min(before_seconds, after_seconds)
         self._clocks.see(self._prepared, reading.sm_clock_mhz)
         self._first_seconds.setdefault(self._prepared, reading.seconds)
         return reading

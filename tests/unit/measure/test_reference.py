@@ -141,6 +141,32 @@ def test_the_stopwatch_holds_blocks_of_about_ten_milliseconds(step_seconds: floa
     assert {timing.repeats for timing in timings} == {13}  # of 4 ms: beside a reference, 50 ms or more
 
 
+def test_reference_blocks_are_expected_to_last_as_they_did() -> None:
+    """
+    A reference step of 0.4 s was expected to take 10 ms: three of them and a step of 0.1 s take 1.3 s a timing.
+
+    Of 3 s two preparations take 1 s and the first timing 1.3 s; the 0.7 s that are left hold no second one.
+    """
+
+    class Paired(Holds):
+        def time(self, step: Callable[[], object], repeats: int) -> Reading:
+            self.session.clock.sleep(3 * 0.4)
+            reading = self.session.clock.time(step, repeats)
+            return attrs.evolve(reading, reference_before_seconds=0.4, reference_after_seconds=0.5)
+
+        @property
+        def clock(self) -> Any:
+            clock = self.session.clock
+            return types.SimpleNamespace(time=self.time, now=clock.now, sleep=clock.sleep)
+
+    stopwatch = stopwatch_of(Paired(), 3.0)
+    assert stopwatch.hold_reference(4, 0.01)
+    assert stopwatch.around_seconds == pytest.approx(0.03)
+    stopwatch.run_trial(100, first_round=0, likely=None, keep=lambda timing: None)
+    assert stopwatch.around_seconds == pytest.approx(1.2)
+    assert stopwatch.budget.spent() == pytest.approx(2.3)
+
+
 def test_a_runner_that_cannot_hold_a_reference_is_timed_without_one() -> None:
     """False of a runner that has no such method, for which nothing is prepared, and of one that refuses."""
     plain = FakeDevice(affine(0.0, 1e-3))()
