@@ -298,7 +298,7 @@ def _session(
         if not run.finished:
             measured = loop.Search(
                 factory=factory, ladder=steps, goal=GOAL, earlier=run.earlier, keeper=book, budget=BUDGET, seed=0,
-                progress=progress, extend=lambda n: ladder.between(n, steps),
+                progress=progress, extend=lambda n: ladder.between(n, steps), on_host=False,
             ).run()  # fmt: skip
             run.finish()
             book.settle()

@@ -204,7 +204,7 @@ class Search:
             ),
             left=left, budget=self.budget.seconds, extends=self.extend is not None,
             requested=[n for n in self.candidates if self.extend is None or n == self.current],
-            multiple=self.multiple, accepts=self.accepts, seed=self.seed,
+            multiple=self.multiple, accepts=self.accepts, seed=self.seed, on_host=self.on_host,
         )  # fmt: skip
         with self._computing():
             self.state.recommended  # noqa: B018 - fits the posterior
@@ -227,12 +227,9 @@ class Search:
             number = self.round = max(self.round, number)
         try:
             stopwatch.run_trial(
-                n,
-                first_round=number * PER_TRIAL,
-                likely=self._likely_seconds(n),
-                keep=self._record_timing,
+                n, first_round=number * PER_TRIAL, likely=self._likely_seconds(n), keep=self._record_timing,
                 expected=self._expected_seconds(n),
-            )
+            )  # fmt: skip
         except OutOfBudget:
             pass  # the verdict at the end explains it
         except Exception as error:

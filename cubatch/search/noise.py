@@ -72,6 +72,7 @@ class Noise:
     drift: float = 0.0  # standard deviation of the reference step between trials: error of a timing without one
     fast: float = 0.0  # as r: log of the reference step's seconds on a fast host over their median in the run
     outliers: float = OUTLIER_SHARE  # probability that a timing is off by OUTLIER_SD or so
+    prior: float = TIMING_SD  # standard deviation between trials, before anything is measured
     # the reference step, to which times are normalized, as `batch_size` and median `seconds`; None without one
     reference: Mapping[str, Any] | None = None
 
@@ -120,21 +121,22 @@ class _Trials:
         return cls(values, cost, np.nan_to_num(host), variance)
 
 
-def estimate_noise(sizes: Collection[Sequence[Timing]], goal: Goal) -> Noise:
-    """Return the noise model of a run from the timings of each of its sizes, whose cost by `goal` is compared."""
+def estimate_noise(sizes: Collection[Sequence[Timing]], goal: Goal, *, on_host: bool = False) -> Noise:
+    """Return the noise model of a run from the timings of its sizes, compared by `goal`; `on_host`: taken on a CPU."""
     paired = [t for taken in sizes for t in usable(taken) if t.reference_seconds is not None]
     if paired:  # timings with another reference count as timings without
         size = Counter(timing.reference_batch_size for timing in paired).most_common(1)[0][0]
         paired = [timing for timing in paired if timing.reference_batch_size == size]
+    prior, outliers = (HOST_TRIAL_SD, HOST_OUTLIER_SHARE) if paired or on_host else (TIMING_SD, OUTLIER_SHARE)
+    noise = Noise(TIMING_SD, prior, prior=prior, outliers=outliers)
     if not paired or _follows_size(paired):
-        return _with_spreads(sizes, goal, Noise(TIMING_SD, TIMING_SD))
+        return _with_spreads(sizes, goal, noise)
     seconds = [timing.reference_seconds or math.nan for timing in paired]
     usual = median(seconds)
-    noise = Noise(
-        TIMING_SD, HOST_TRIAL_SD, 1.0, SLOPE_SD, SLOPE_SD**2, outliers=HOST_OUTLIER_SHARE,
+    noise = attrs.evolve(
+        noise, slope_sd=SLOPE_SD, slope_variance=SLOPE_SD**2, reference={"batch_size": size, "seconds": usual},
         drift=max(LEAST_SD, TO_SD * median([abs(math.log(each / usual)) for each in seconds])),
-        reference={"batch_size": paired[0].reference_batch_size, "seconds": usual},
-        fast=math.log(float(np.quantile(seconds, FAST)) / usual),
+        slope=1.0, fast=math.log(float(np.quantile(seconds, FAST)) / usual),
     )  # fmt: skip
     return _with_spreads(sizes, goal, _with_slopes(sizes, goal, _with_spreads(sizes, goal, noise)))
 
@@ -188,7 +190,7 @@ def _with_spreads(sizes: Collection[Sequence[Timing]], goal: Goal, noise: Noise)
     # Two trials at other speeds of the host also differ by the size's slope.  The weight is the trials' part in that.
     weights = [1 / (1 + (noise.slope_sd / HOST_TRIAL_SD * _distances(trials.host)) ** 2) for trials in every]
     timing = max(LEAST_SD, _spread(within, [np.ones(len(values)) for values in within], TIMING_SD))
-    trial = _spread(between, weights, HOST_TRIAL_SD if noise.is_paired else TIMING_SD)
+    trial = _spread(between, weights, noise.prior)
     shares = [1 / len(values) for trials in every if len(trials.values) > 1 for values in trials.values]
     explained = (MEDIAN_SD * timing) ** 2 * median(shares or [0.0])
     return attrs.evolve(noise, timing=timing, trial=math.sqrt(max(trial**2 - explained, LEAST_SD**2)))

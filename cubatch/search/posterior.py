@@ -19,11 +19,11 @@ from cubatch.search.curve_posterior import Z_90, CurvePosterior, fit_curve, usua
 from cubatch.search.noise import Noise, estimate, estimate_noise
 
 Interval = tuple[float, float]
+_Timings = Mapping[int, Sequence[Timing]]
 
 CONFIDENCE_Z = 1.2816  # standard deviations: 90 % one-sided
-_HARDWARE = (  # how reasons of candidates begin
-    "coulom", "crest", "past crest", "tensor-core", "asked for", "current", "multiple of", "divides",
-)  # fmt: skip
+# how reasons of candidates begin
+_HARDWARE = ("coulom", "crest", "past crest", "tensor-core", "asked for", "current", "multiple of", "divides")
 
 
 def is_round(n: int) -> bool:
@@ -57,11 +57,11 @@ class Posterior:
     cost: CurvePosterior  # of the log cost by the objective, which differs from `seconds` if that is energy
 
     @classmethod
-    def of(cls, timings: Mapping[int, Sequence[Timing]], goal: Goal, sizes: Sequence[int] = ()) -> Self:
-        """Compute the posterior at `sizes` (none: the measured ones) from the timings of each batch size."""
+    def of(cls, timings: _Timings, goal: Goal, sizes: Sequence[int] = (), *, on_host: bool = False) -> Self:
+        """Compute the posterior at `sizes` (none: measured ones) from timings by size; `on_host`: taken on a CPU."""
         with usual_errors():
-            noise, cost = _fit(timings, goal, sizes)
-            seconds = cost if goal.objective != "energy" else _fit(timings, Goal(), sizes)[1]
+            noise, cost = _fit(timings, goal, sizes, on_host=on_host)
+            seconds = cost if goal.objective != "energy" else _fit(timings, Goal(), sizes, on_host=on_host)[1]
         return cls(goal, noise, seconds, cost)
 
     def recommend(self, feasible: Collection[int], favored: Collection[int] | None = None) -> Recommendation:
@@ -126,8 +126,8 @@ class Posterior:
         return mean - half, mean + half
 
 
-def _fit(timings: Mapping[int, Sequence[Timing]], goal: Goal, sizes: Sequence[int]) -> tuple[Noise, CurvePosterior]:
-    noise = estimate_noise(timings.values(), goal)
+def _fit(timings: _Timings, goal: Goal, sizes: Sequence[int], *, on_host: bool) -> tuple[Noise, CurvePosterior]:
+    noise = estimate_noise(timings.values(), goal, on_host=on_host)
     estimates = [size for n in sorted(timings) if (size := estimate(timings[n], noise, goal)) is not None]
     at = sizes or [size.batch_size for size in estimates]
     return noise, fit_curve(estimates, at, slope_variance=noise.slope_variance, host=noise.is_paired)

@@ -50,6 +50,7 @@ class SearchState:
     multiple: int = 1  # sizes between the candidates are multiples of it
     accepts: Callable[[int], bool] = lambda _: True  # whether the user allows a size between the candidates
     seed: int = 0  # fixes the order of trials
+    on_host: bool = False  # whether steps run on a CPU
 
     # --- sizes ---
 
@@ -106,7 +107,7 @@ class SearchState:
     @functools.cached_property
     def fitted(self) -> Posterior:
         """The posterior at all sizes, with the noise model of the run."""
-        return Posterior.of({n: taken for n, taken in self.timings.items() if taken}, self.goal, self.sizes)
+        return Posterior.of({n: t for n, t in self.timings.items() if t}, self.goal, self.sizes, on_host=self.on_host)
 
     @property
     def posterior(self) -> CurvePosterior:

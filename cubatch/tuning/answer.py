@@ -76,7 +76,9 @@ def answer(
     refused = {o.batch_size for o in measured.outcomes if o.status == "over_limit" and o.facts.get("limit") == "memory"}
     timings = {c.batch_size: measured.of(c.batch_size) for c in ladder}
     used = {n: usable(taken) for n, taken in timings.items()}
-    posterior = Posterior.of({n: taken for n, taken in timings.items() if taken and n not in refused}, goal)
+    measured_sizes = {n: taken for n, taken in timings.items() if taken and n not in refused}
+    on_host = (setting.get("device") or {}).get("kind") == "cpu"
+    posterior = Posterior.of(measured_sizes, goal, on_host=on_host)
     outcomes = {outcome.batch_size: outcome for outcome in measured.outcomes}
     measurements = [
         _measurement(

@@ -37,7 +37,7 @@ def go(device: FakeDevice, sizes: tuple[int, ...] = POWERS, **more: Any) -> tupl
         return opened[-1]
 
     model: Curve = more.pop("model", lambda n: None)
-    arguments: dict[str, Any] = {"goal": Goal(), "budget": 60.0, "seed": 0, "extend": Candidate}
+    arguments: dict[str, Any] = {"goal": Goal(), "budget": 60.0, "seed": 0, "extend": Candidate, "on_host": False}
     ladder = [Candidate(n, predicted_seconds=model(n)) for n in sizes]
     found = Search(factory=open_session, ladder=ladder, **arguments | more).run()
     return opened[0], found

@@ -29,7 +29,7 @@ def given(*sizes: int, over: Iterable[int] = ()) -> list[Candidate]:
 
 def go(device: Callable[[], FakeRunner], candidates: Sequence[Candidate], **more: Any) -> Measured:
     """Measure a ladder to which no size is added, with a goal, a budget and a seed unless told otherwise."""
-    arguments: dict[str, Any] = {"goal": Goal(), "budget": 60.0, "seed": 0}
+    arguments: dict[str, Any] = {"goal": Goal(), "budget": 60.0, "seed": 0, "on_host": False}
     return Search(factory=device, ladder=candidates, **arguments | more).run()
 
 
@@ -41,7 +41,8 @@ def seek(
     goal = more.get("goal") or Goal()
     measured = go(device, steps, **{"extend": functools.partial(ladder.between, steps=steps)} | more)
     rungs = [*steps, *measured.added]
-    setting = {"limits": {"max_batch_size": top if isinstance(top, int) else None}}
+    device_kind = "cpu" if more.get("on_host") else "cuda"
+    setting = {"limits": {"max_batch_size": top if isinstance(top, int) else None}, "device": {"kind": device_kind}}
     return measured, answer.answer(rungs, measured, goal=goal, setting=setting)
 
 
