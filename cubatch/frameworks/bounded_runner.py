@@ -94,10 +94,14 @@ class BoundedRunner(abc.ABC):
 
     @property
     def peak_bytes(self) -> int | None:
-        """Peak bytes of the model, the batch and its steps since `prepare`; None where unknown."""
+        """
+        Peak bytes of the model, the batch and its steps since `prepare`; None where unknown.
+
+        It is also None for a size smaller than a held reference step, whose larger batch runs in between.
+        """
         if self._step is None:
             return self.own_bytes
-        taken = self.meter.peak()
+        taken = None if self._batch_size < self._reference_size else self.meter.peak()
         return None if taken is None else self.own_bytes + self._batch_bytes + taken
 
     @property
@@ -301,8 +305,7 @@ class BoundedRunner(abc.ABC):
         taken = None
         with contextlib.suppress(Exception):  # after a GPU error every call fails
             taken = self.peak_bytes
-        # Steps of a larger reference lie between those of a smaller size: what they take is not that size's.
-        if self._plan is not None and taken is not None and self._steps and self._batch_size >= self._reference_size:
+        if self._plan is not None and taken is not None and self._steps:
             self._plan.learn(self._batch_size, taken)
         self._page_faults.end(self._batch_size, self._steps - 1)
         self._step, self._steps = None, 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import UserList
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from torch import nn  # noqa: E402
 
 from cubatch.frameworks import bounded_runner, torch_module  # noqa: E402
 from cubatch.frameworks.memory_meter import HostMeter  # noqa: E402
+from cubatch.frameworks.ranks import RankedRunner, Ranks  # noqa: E402
 
 
 class Recorder(nn.Module):
@@ -77,6 +79,28 @@ def test_a_reference_that_takes_much_of_the_limit_is_not_held():
     runner._memory_limit = 20 * batch_bytes
     assert runner.hold_reference(1)
     runner.close()
+
+
+@pytest.mark.parametrize("is_ranked", [False, True], ids=["one process", "ranks"])
+def test_the_peak_of_a_size_below_the_reference_is_unknown(is_ranked, monkeypatch):
+    """Steps of 16 run between those of 4: their peak is not that of 4, and 32 is predicted by 16 and 32 alone."""
+    monkeypatch.setattr(HostMeter, "peak", lambda self: 2**24)
+    runner = torch_module.TorchModule(Recorder(), (3, 8, 8), mode="inference").ready().runner(2**34, 0)
+    with contextlib.ExitStack() as job:
+        if is_ranked:
+            torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+            job.callback(torch.distributed.destroy_process_group)
+            runner = RankedRunner(Ranks(), runner, 2**34)
+        runner.prepare(16)
+        assert runner.hold_reference(1)
+        peaks = []
+        for size in (4, 32):
+            runner.prepare(size)
+            runner.clock.time(runner.step, 2)
+            peaks.append(runner.peak_bytes)
+        runner.release()
+        assert [peak is None for peak in peaks] == [True, False]
+        assert [row["batch_size"] for row in runner.history] == [16, 32]
 
 
 def test_a_held_reference_does_not_lower_the_largest_size_that_fits(monkeypatch):
