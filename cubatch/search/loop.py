@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 LEAST_REFERENCE_SECONDS, LONG_REFERENCE_SECONDS, WORK_SHARE = 0.01, 0.03, 1.5
 """Least seconds of a reference step that takes at least WORK_SHARE times the shortest step, and of any other.  Shorter
 steps are mostly overhead, which host drift affects less."""
-MOST_REFERENCE_SECONDS = 0.5  # longer steps average out drift by themselves, and a reference would double the time
+MOST_REFERENCE_SECONDS, MOST_REFERENCE_SHARE = 0.5, 0.007  # and of the seconds left: else few trials would remain
 
 _FAILED = ("out_of_memory", "error", "timeout")
 _REFUSED = OverLimit.__name__  # by a runner, which knows more about memory than the ladder once smaller sizes have run
@@ -250,9 +250,9 @@ class Search:
         known = {n: float(state.step_seconds[state.place(n)]) for n in ladder}
         earlier = [t.reference_batch_size for t in self.earlier.timings if t.reference_batch_size and not too_short]
         n = earlier[-1] if earlier else min((size for size, step in known.items() if step >= shortest), default=largest)
-        seconds = known.get(n, LEAST_REFERENCE_SECONDS)
+        seconds, most = known.get(n, LEAST_REFERENCE_SECONDS), MOST_REFERENCE_SHARE * self.budget.left()
         self.seeks_reference = longest < shortest and largest < max(self.candidates)
-        if self.seeks_reference or seconds > MOST_REFERENCE_SECONDS or n == too_short:
+        if self.seeks_reference or seconds > min(most, MOST_REFERENCE_SECONDS) or n == too_short:
             return
         try:
             stopwatch.hold_reference(n, seconds)
