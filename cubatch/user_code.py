@@ -63,23 +63,30 @@ def users(field: str, name: str, allowed: str) -> Iterator[None]:
     """
     Raise exceptions of user code in the block as InvalidArgument or OutOfMemory; errors of cubatch pass unchanged.
 
+    `sys.exit` counts as an exception. In the block `sys.argv` has no arguments. A training script that parses its
+    command line when it is imported then gets its defaults, not the arguments of this process.
+
     Args:
         field: The argument in which the user named the code.
         name: The code as the user named it: "package.module:name".
         allowed: The accepted code, as a phrase for the error: "a function".
     """
+    arguments, sys.argv = sys.argv, sys.argv[:1]
     try:
         yield
     except CubatchError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         text = f"{type(error).__name__}: {error}"
         if is_out_of_memory(error):
             raise OutOfMemory(f"{name}: {text}") from error
-        raise InvalidArgument(field, name, allowed, f"It raised {text}{_place(error)}") from error
+        moves = " Move what a script runs under `if __name__ == '__main__':`." if isinstance(error, SystemExit) else ""
+        raise InvalidArgument(field, name, allowed, f"It raised {text}{_place(error)}{moves}") from error
+    finally:
+        sys.argv = arguments
 
 
-def _place(error: Exception) -> str:
+def _place(error: BaseException) -> str:
     """Return ", at FILE:LINE." of the innermost user code in the traceback; empty text without one."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if (path := Path(frame.filename)).is_file() and not is_installed(path)]

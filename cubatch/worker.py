@@ -130,7 +130,7 @@ def _serve(worker: _Worker, line: bytes) -> tuple[str, bytes]:
     doing = request.pop("do")
     try:
         reply = json.dumps({"ok": getattr(worker, doing)(**request)})
-    except Exception as error:  # noqa: BLE001 - the other side raises it
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the other side raises it
         reply = json.dumps({"error": replies.describe_error(error)})
     return doing, reply.encode() + b"\n"
 

@@ -103,6 +103,12 @@ def load(name: str, field: str = "module") -> Any:
     return made
 
 
+def make(name: str) -> Any:
+    """Return the result of the function or class "package.module:name", or the module of that name itself."""
+    made = load(name)
+    return made if hasattr(made, "forward") and not isinstance(made, type) else made()
+
+
 def load_any(name: str, field: str) -> Any:
     """Import and return the value "package.module:name", callable or not; errors as for `load`."""
     name = dotted(name)

@@ -113,7 +113,7 @@ def runner(
     Build the module, move it to its device, and return a runner of its steps.
 
     Args:
-        build: "package.module:build", a function without arguments that returns a torch.nn.Module.
+        build: "package.module:build", a function without arguments that returns a torch.nn.Module, or a module.
         inputs: As `pack` wrote them.
         device: Where it runs, as `Device.address`.
         memory_limit: Bytes that the module, a batch and its step may take together.
@@ -126,7 +126,7 @@ def runner(
     """
     torch.manual_seed(seed)
     with user_code.users("module", build, CALLABLE):
-        module = module_source.load(build)()
+        module = module_source.make(build)
     if not isinstance(module, torch.nn.Module):
         raise InvalidArgument(
             "module", f"{build}, which returns {type(module).__name__}", "a function that returns a torch.nn.Module"

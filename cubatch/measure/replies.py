@@ -35,7 +35,7 @@ def set_up_worker() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
-def describe_error(error: Exception) -> dict[str, Any]:
+def describe_error(error: BaseException) -> dict[str, Any]:
     """
     Return an error as JSON values, from which `rebuild_error` makes it again.
 

@@ -285,7 +285,7 @@ def traced(spec: Any, batches: Any, kind: Mapping[str, Any]) -> Iterator[TorchMo
     """
     if isinstance(spec, str):
         with user_code.users("module", spec, CALLABLE):
-            spec = module_source.load(spec)()
+            spec = module_source.make(spec)
     if isinstance(batches, str):
         batches = batch_sources.load(batches)
     names = kind["constant_inputs"]

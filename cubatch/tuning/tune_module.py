@@ -81,7 +81,7 @@ def autotune_module(
     module's own collective operations (FSDP), is noticed when these time out.
 
     Args:
-        module: A torch.nn.Module on its device, or "package.module:build", a function without arguments.
+        module: A torch.nn.Module on its device, or "package.module:build", a function without arguments or a module.
         batches: What the module is called with at any batch size, in one of these forms.
 
             - A function from a batch size to inputs: a tensor, a tuple of positional arguments, a dict of keyword

@@ -55,6 +55,14 @@ def small():
     return Small()
 
 
+ready = Small()  # a module, not a function that makes one
+
+
+def exits():
+    """End the process, as a script does that parses the arguments of another program."""
+    raise SystemExit(2)
+
+
 def bound():
     """Return `small()`, after noting the CPUs and threads of this process in the folder of the test."""
     facts = {"pid": os.getpid(), "cpus": sorted(os.sched_getaffinity(0)), "threads": torch.get_num_threads()}

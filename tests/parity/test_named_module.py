@@ -15,7 +15,7 @@ import cubatch as cb
 
 torch = pytest.importorskip("torch")
 
-from cubatch.frameworks import heap, module_worker  # noqa: E402
+from cubatch.frameworks import heap, module_source, module_worker  # noqa: E402
 from cubatch.report.tables import common, store as tables  # noqa: E402
 from cubatch.tuning import store as results  # noqa: E402
 from cubatch.tuning.subjects import bounded_subject  # noqa: E402
@@ -174,6 +174,19 @@ def test_what_cannot_be_built_is_told_with_its_place():
         cb.InvalidArgument, match=r"broken'\. It raised RuntimeError: no weights, at .*modules\.py:\d+\.$"
     ):
         cb.autotune_module(f"{HERE}:broken", SHAPE, store=False, **ASKED)
+
+
+def test_a_script_that_ends_the_process_is_named():
+    """textgen#3016: "it ended with exit status 2" did not say that importing a script parsed arguments."""
+    with pytest.raises(cb.InvalidArgument, match=r"It raised SystemExit: 2, at .*modules\.py:\d+\. Move what a script"):
+        cb.autotune_module(f"{HERE}:exits", SHAPE, store=False, **ASKED)
+
+
+def test_a_name_may_be_of_a_module_itself():
+    """It was called without inputs: "forward() missing 1 required positional argument"."""
+    ready, built = (cb.footprint(f"{HERE}:{name}", SHAPE, batch_size=4) for name in ("ready", "small"))
+    assert ready.total == built.total
+    assert isinstance(module_source.make(f"{HERE}:Small"), named_modules.Small)
 
 
 def test_where_the_process_ends_another_way_is_named():

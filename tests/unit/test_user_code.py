@@ -87,3 +87,18 @@ def test_a_want_of_memory_is_no_fault_of_the_users_code():
 
     with pytest.raises(OutOfMemory, match="pkg:build: MemoryError: too much"):
         called(build)
+
+
+def test_a_script_that_ends_the_process_is_named_and_sees_no_arguments(monkeypatch):
+    """textgen#3016: importing a training script parsed the command line of the process that imported it."""
+    monkeypatch.setattr(sys, "argv", ["cubatch", "tune", "--budget", "5"])
+    seen = []
+
+    def build():
+        seen.append(list(sys.argv))
+        sys.exit(2)
+
+    with pytest.raises(InvalidArgument, match=r"It raised SystemExit: 2, at .* Move what a script runs under `if __na"):
+        called(build)
+    assert seen == [["cubatch"]]
+    assert sys.argv == ["cubatch", "tune", "--budget", "5"]
