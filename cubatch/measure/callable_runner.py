@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import sys
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from cubatch.errors import InvalidArgument, OutOfMemory
@@ -90,8 +92,22 @@ class CallableRunner:
         return True
 
     def step(self) -> object:
-        """Call the step and return its result, for which the clock may have to wait."""
-        return None if self._step is None else self._step()
+        """
+        Call the step and return its result, for which the clock may have to wait.
+
+        Raises:
+            InvalidArgument: If the result is a coroutine, future or iterator, which shows that the step has only begun.
+                Also if the step raises StopIteration, since its data have ended.
+        """
+        try:
+            result = None if self._step is None else self._step()
+        except StopIteration as end:
+            allowed = "a function whose steps can be repeated, as with itertools.cycle() around their data"
+            raise InvalidArgument("make_step", "a step that raises StopIteration", allowed) from end
+        if hasattr(type(result), "__next__") or inspect.isawaitable(result) or isinstance(result, Future):
+            allowed = "a function whose steps wait for their work, as by asyncio.run(), future.result() or list()"
+            raise InvalidArgument("make_step", f"a step that returns a {type(result).__name__}", allowed)
+        return result
 
     def release(self) -> None:
         """Release the step and empty the pools of PyTorch and CuPy."""

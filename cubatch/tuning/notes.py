@@ -27,10 +27,11 @@ STATE_REMAINS = "state_remains"
 
 WARNINGS = frozenset({
     "answered_from_cache", "cached_interference", "cache_continued", "interference", "cpu_quota", STATE_REMAINS,
+    "step_time_stays",
 })  # fmt: skip
 """Codes of notes that come right after the recommendation: they put the timings themselves in doubt."""
 
-WITHHOLDS = frozenset({"inputs_stay", "step_does_not_grow"})
+WITHHOLDS = frozenset({"inputs_stay", "step_does_not_grow", "step_time_falls"})
 """Codes of notes that come first, in place of a recommendation: what was timed is no growing batch."""
 
 _TEXT: Mapping[str, str] = {
@@ -77,6 +78,14 @@ _TEXT: Mapping[str, str] = {
     "host_clock": (
         "Timed with the host's clock, because no loaded library has CUDA events and a GPU. A step ends when it "
         "returns, or when block_until_ready() of its result returns."
+    ),
+    "step_time_stays": (
+        "A step of {large} samples took {last_seconds}, one of {small} {first_seconds}: check that the step uses its "
+        "batch size. If it does, larger batches may be faster still."
+    ),
+    "step_time_falls": (
+        "No recommendation: a step of {large} samples took {last_seconds}, one of {small} {first_seconds}. A step must "
+        "run one batch, not a whole data set in batches of that size."
     ),
     "launched_singly": (
         "The {launches} kernels of a step were launched one by one, which may slow small batches: no CUDA graph could "

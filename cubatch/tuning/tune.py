@@ -161,9 +161,11 @@ def autotune_callable(
 
     Steps run in this process. They are timed with CUDA events if CuPy or PyTorch is loaded and has a GPU, else by the
     host's clock. By the host's clock a step must return only when it is done, or return its result. Before the clock is
-    read, `block_until_ready` is called on the result, or on the items of tuples, lists, dictionaries and JAX trees. A
-    step that hangs is not ended; a message names it after half a minute, and Ctrl-C ends it. Long steps may take the
-    whole budget. Timings are not cached, since a function has no lasting identity.
+    read, `block_until_ready` is called on the result, or on the items of tuples, lists, dictionaries and JAX trees.
+    A step that returns a coroutine, future or iterator is rejected. A step must run one batch. If the largest
+    takes less than 0.7 times the seconds of the smallest, there is no recommendation. A step that hangs is not ended; a
+    message names it after half a minute, and Ctrl-C ends it. Long steps may take the whole budget. Timings are not
+    cached, since a function has no lasting identity.
 
     Args:
         make_step: make_step(n) prepares a step of batch size n and returns it: a function without arguments that

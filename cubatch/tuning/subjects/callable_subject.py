@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import attrs
 
@@ -14,9 +14,12 @@ from cubatch.measure.callable_runner import CallableRunner
 from cubatch.measure.records import Measured
 from cubatch.measure.runner import RunnerFactory
 from cubatch.tuning.ladder import Ladder, plain
-from cubatch.tuning.notes import note
+from cubatch.tuning.notes import Note, note
 from cubatch.tuning.request import Request
 from cubatch.tuning.subject import Revision, Subject
+
+_SPAN = 8  # times the smallest batch size, from which on a step should take longer
+_EQUAL, _LESS = 1.1, 0.7  # times the seconds of the smallest batch size: no growth, and less work
 
 
 @attrs.frozen(kw_only=True)
@@ -39,10 +42,24 @@ class CallableSubject(Subject):
         return functools.partial(CallableRunner, self.make_step, self.watched_bytes, self.index)
 
     def revise(self, ladder: Ladder, measured: Measured, request: Request) -> Revision:  # noqa: ARG002
-        """Return the candidates and timings unchanged, with notes on use of the host's clock and unwatched memory."""
-        notes = []
+        """Return the candidates and timings unchanged, with notes on the clock, unwatched memory and equal times."""
+        notes = list(_growth(measured))
         if not isinstance(clocks.callable_clock(), clocks.EventClock):
             notes.append(note("host_clock"))
             if self.watched_bytes is not None:
                 notes.append(note("memory_not_watched"))
         return Revision(ladder=ladder, measured=measured, notes=notes)
+
+
+def _growth(measured: Measured) -> Iterator[Note]:
+    """Yield a note if steps of the largest batch size took no longer than those of the smallest, or much less."""
+    sizes = sorted({timing.batch_size for timing in measured.timings})
+    if not sizes or sizes[-1] < _SPAN * sizes[0]:
+        return
+    # The shortest timings: a busy host lengthens single ones, which would make a constant time look like a falling one.
+    first, last = (min(timing.seconds for timing in measured.of(n)) for n in (sizes[0], sizes[-1]))
+    values = {"small": sizes[0], "first_seconds": first, "large": sizes[-1], "last_seconds": last}
+    if last < _LESS * first:
+        yield note("step_time_falls", **values)
+    elif last < _EQUAL * first:
+        yield note("step_time_stays", **values)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from cubatch import errors
 from cubatch.measure.callable_runner import CallableRunner
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.tune import autotune_callable
+from tests import virtual_time
 from tests.unit.tuning.small_runs import statuses
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -69,6 +71,49 @@ def test_a_mistake_in_a_callable_is_an_error_not_an_out_of_memory(virtual):
     result = autotune_callable(make_step, max_batch_size=8, device="cpu", batch_sizes=[1, 8], budget=30.0)
     assert statuses(result)[8] == "error"
     assert "RuntimeError" in result.measurements[1].stop_reason
+
+
+async def _await_nothing():
+    """A step that does nothing until it is awaited."""
+
+
+@pytest.mark.parametrize(
+    "step", [_await_nothing, Future, lambda: iter([1])], ids=["a coroutine", "a future", "an iterator"]
+)
+@pytest.mark.filterwarnings("ignore:coroutine")
+def test_a_step_that_has_only_begun_is_refused(step):
+    """Its time would be that of a call which does not wait: millions of samples per second."""
+    with pytest.raises(errors.NothingMeasured, match=r"as by asyncio\.run.*'a step that returns a \w+'"):
+        autotune_callable(lambda _: step, max_batch_size=8, device="cpu", batch_sizes=[1, 8], budget=5.0)
+
+
+def test_a_step_whose_data_end_is_refused():
+    """ssd.pytorch#214: next() of a loader's iterator raises StopIteration after an epoch, without a text."""
+
+    def make_step(n):
+        batches = iter([n])
+        return lambda: next(batches) and None
+
+    with pytest.raises(errors.NothingMeasured, match=r"itertools\.cycle.*'a step that raises StopIteration'"):
+        autotune_callable(make_step, max_batch_size=1, device="cpu", batch_sizes=[1], budget=5.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "first", "is_doubted"),
+    [
+        (lambda n: 64e-3 / max(1, n) + 1e-3, "No recommendation: a step of 64 samples took 2.00 ms", False),
+        (lambda _: 1e-3, "Use batch size 64", True),
+        (lambda n: 1e-3 * (1 + n / 64), "Use batch size 64", False),
+    ],
+    ids=["a whole data set", "constant", "growing"],
+)
+def test_a_step_whose_time_does_not_grow_is_reported(monkeypatch, seconds, first, is_doubted):
+    """transformers#14125: pipeline(texts, batch_size=n) runs all texts, in less time the larger n is."""
+    virtual_time.install(monkeypatch, seconds)
+    result = call()
+    assert result.reasons[0].startswith(first)
+    assert result.recommended == (result.batch_size == 64) == first.startswith("Use")
+    assert any("check that the step uses its batch size" in reason for reason in result.reasons) == is_doubted
 
 
 def test_one_step_and_the_reference_live_at_a_time(virtual):
