@@ -70,7 +70,7 @@ class ModuleRunner(BoundedRunner):
         self.is_compiled = hasattr(module, "_orig_mod")
         self.compile_seconds = 0.0
         self._compiled: dict[int, float] = {}
-        self._start, self._scales = start, True
+        self._start, self._scales, self._fixed_output = start, True, 0
         self._arguments: Any = None
         self._bind: Callable[[Callable[..., Any]], Callable[[], None]] | None = None
 
@@ -84,6 +84,8 @@ class ModuleRunner(BoundedRunner):
         remarks += self._inputs.remarks()
         if not self._scales:
             remarks.append(Remark(code="step_does_not_grow", values={}))
+        elif self._fixed_output > 1 and not self._kind.training:  # in training it may be several losses
+            remarks.append(Remark(code="output_stays", values={"count": self._fixed_output}))
         if self._guessed:
             remarks.append(Remark(code="data_dependent", values={"operators": ", ".join(sorted(self._guessed))}))
         if self._start is not None and (names := self._start.unrestored()):
@@ -164,6 +166,7 @@ class ModuleRunner(BoundedRunner):
         """Back up the parameters that a step modifies, or all without a trace (None); return the bytes left for it."""
         if walked is not None:
             self._inputs, self._scales = self._inputs.held(walked.constant), walked.scales is not False
+            self._fixed_output = walked.fixed_output
         return self._put_aside(walked, self._memory_limit)
 
     def _reference_step(self, prepared: Callable[[], None]) -> Callable[[], object]:  # noqa: ARG002 - of the same batch

@@ -95,6 +95,7 @@ class Peaks:
     written: frozenset[str] = frozenset()
     # whether the output, or the number of elements that operations compute, grows with the batch; None if unknown
     scales: bool | None = None
+    fixed_output: int = 0  # elements of the module's output if they are the same at all traced sizes, else 0
     constant: tuple[Any, ...] = ()  # inputs that a trace needs to be the same at all sizes, by path
 
     def at(self, batch_size: int) -> int:
@@ -195,7 +196,8 @@ def peaks(
     guessed = frozenset().union(*(walk.guessed for walk in walks.values()))
     (_, least), *_, (_, largest_walk) = sorted(walks.items())
     scales = any(more > less for less, more in zip(least.elements, largest_walk.elements, strict=True))
-    return Peaks(known, turned, guessed, frozenset().union(*(walk.written for walk in walks.values())), scales)
+    fixed = least.elements[0] if len({walk.elements[0] for walk in walks.values()}) == 1 else 0
+    return Peaks(known, turned, guessed, frozenset().union(*(walk.written for walk in walks.values())), scales, fixed)
 
 
 def peaks_of(

@@ -27,7 +27,7 @@ STATE_REMAINS = "state_remains"
 
 WARNINGS = frozenset({
     "answered_from_cache", "cached_interference", "cache_continued", "interference", "cpu_quota", STATE_REMAINS,
-    "step_time_stays",
+    "output_stays", "step_time_stays",
 })  # fmt: skip
 """Codes of notes that come right after the recommendation: they put the timings themselves in doubt."""
 
@@ -104,6 +104,10 @@ _TEXT: Mapping[str, str] = {
     "step_does_not_grow": (
         "No recommendation: neither the output of the module nor its work grows with the batch; pass a function from a "
         "batch size to inputs, or two batches of different size."
+    ),
+    "output_stays": (
+        "The output of the module has {count} elements at every batch size: check that its code uses the size of its "
+        "input, not a fixed batch size that would mix samples."
     ),
     "data_set_size": "The data set has {count} samples: no larger batch was proposed.",
     STATE_REMAINS: (

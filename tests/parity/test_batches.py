@@ -338,3 +338,17 @@ def test_a_step_that_does_not_grow_gets_no_recommendation():
     result = cb.autotune_module(Ignores(), (3,), **ASKED)
     assert (result.batch_size, result.recommended) == (None, False)
     assert "neither the output" in result.reasons[0]
+
+
+class FixedRows(nn.Module):
+    """Reshapes to the batch size of its options, so that samples of other batches are mixed."""
+
+    def forward(self, x):
+        return x.reshape(4, -1).mean(1)
+
+
+@pytest.mark.parametrize(("module", "is_doubted"), [(FixedRows(), True), (nn.Linear(8, 2), False)], ids=str)
+def test_an_output_of_the_same_size_at_every_batch_size_is_reported(module, is_doubted):
+    """ICDICNet#33: reshape(opt.batchSize, -1) runs at other sizes too, on mixed samples."""
+    result = cb.autotune_module(module, (8,), **ASKED)
+    assert any("has 4 elements at every batch size" in reason for reason in result.reasons) == is_doubted
