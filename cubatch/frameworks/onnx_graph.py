@@ -148,7 +148,8 @@ class OnnxGraph:
                 raise self._open(value.name, dims, axis)
         dtype = self._dtype(tensor.elem_type) if tensor.elem_type else "no tensor"
         if dtype not in DTYPES:
-            raise self.refused(f"one whose input {value.name} is of {', '.join(DTYPES)}, not {dtype}")
+            kind = "text" if dtype == "object" else dtype
+            raise self.refused(f"one whose input {value.name} is of {', '.join(DTYPES)}, not {kind}")
         rows = None
         for node in graph.node:
             if node.op_type == "Gather" and node.input[1] == value.name:

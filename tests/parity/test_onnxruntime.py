@@ -400,3 +400,14 @@ def test_an_output_that_is_no_tensor_of_numbers_is_named(tmp_path, kind):
     onnx.save(helper.make_model(helper.make_graph([node], "g", [x], [output])), path)
     with pytest.raises(InvalidSpec, match=f"output label is a tensor of numbers, not {kind}"):
         OnnxGraph(path)
+
+
+def test_an_input_of_text_is_named(tmp_path):
+    """sklearn-onnx#125: the words of a table are no numbers, and NumPy calls their type "object"."""
+    helper, types = onnx.helper, onnx.TensorProto
+    words = helper.make_tensor_value_info("words", types.STRING, ["batch", 1])
+    node = helper.make_node("Identity", ["words"], ["same"])
+    graph = helper.make_graph([node], "g", [words], [helper.make_tensor_value_info("same", types.STRING, ["batch", 1])])
+    onnx.save(helper.make_model(graph), tmp_path / "words.onnx")
+    with pytest.raises(InvalidSpec, match=r"input words is of float32, .*, not text"):
+        OnnxGraph(tmp_path / "words.onnx")
