@@ -114,6 +114,8 @@ def _is_data_set(given: Any) -> bool:
     if isinstance(given, torch.Tensor | torch.nn.Module | Mapping | tuple | list | str | bytes | type):
         return False
     return hasattr(type(given), "__getitem__") and hasattr(type(given), "__len__")
+    if hasattr(given, "__array_interface__"):  # an array is one batch, not a data set of its rows
+        return False
 
 
 class DataSetBatches:

@@ -117,7 +117,9 @@ class Inputs:
         tensors = _tensors_of(call)
         is_list = (size := _samples_of(call)) is not None
         if not is_list and (not tensors or not tensors[0][1].ndim or not len(tensors[0][1])):
-            raise InvalidArgument(batch_sources.FIELD, example, _ALLOWED)
+            parts = example if isinstance(example, tuple) else (example,)
+            remedy = _ARRAYS if any(hasattr(part, "__array_interface__") for part in parts) else ""
+            raise InvalidArgument(batch_sources.FIELD, example, _ALLOWED, remedy)
         size = len(tensors[0][1]) if size is None else size
         growth = of_example(call, size)
         if is_list:

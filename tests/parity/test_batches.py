@@ -289,6 +289,8 @@ def test_bad_batches_are_named():
         cb.autotune_module(nn.Linear(3, 2), lambda _: torch.zeros(4, 3), **ASKED)
     with pytest.raises(cb.InvalidArgument, match="from_numpy"):
         cb.autotune_module(nn.Linear(3, 2), lambda n: torch.zeros(n, 3).numpy(), **ASKED)
+    with pytest.raises(cb.InvalidArgument, match="from_numpy"):  # not a data set of four samples
+        cb.autotune_module(nn.Linear(3, 2), torch.zeros(4, 3).numpy(), **ASKED)
     with pytest.raises(cb.InvalidArgument, match=r"\(images, labels\)"):
         cb.autotune_module(nn.Linear(3, 2), (3,), mode="training", loss=nn.CrossEntropyLoss(), **ASKED)
     with pytest.raises(cb.InvalidArgument, match=r"a list of 2 tensors, which are the samples.*tuple\(batch\)"):
