@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -113,9 +114,9 @@ def _is_data_set(given: Any) -> bool:
         return True
     if isinstance(given, torch.Tensor | torch.nn.Module | Mapping | tuple | list | str | bytes | type):
         return False
-    return hasattr(type(given), "__getitem__") and hasattr(type(given), "__len__")
     if hasattr(given, "__array_interface__"):  # an array is one batch, not a data set of its rows
         return False
+    return hasattr(type(given), "__getitem__") and hasattr(type(given), "__len__")
 
 
 class DataSetBatches:
@@ -132,7 +133,11 @@ class DataSetBatches:
 
     Attributes:
         num_samples: Samples in the data set; None if unknown.
+        is_even: Whether all samples that were read have the same number of elements.
+        loader: The data loader of the samples; None for a data set.
     """
+
+    loader: Any = None
 
     def __init__(
         self,
@@ -147,7 +152,7 @@ class DataSetBatches:
         self.num_samples: int | None = None if is_iterable else len(data_set)
         self._is_iterable = is_iterable
         self._samples: list[Any] = []
-        self._is_even = True
+        self.is_even = True
         self._first: dict[int, int] = {}
 
     def __call__(self, batch_size: int) -> Any:
@@ -160,7 +165,7 @@ class DataSetBatches:
         if not self._samples:
             self._samples = self._read()
         if batch_size not in self._first:
-            is_typical = self._is_even or batch_size >= len(self._samples)
+            is_typical = self.is_even or batch_size >= len(self._samples)
             self._first[batch_size] = 0 if is_typical else self._find_typical(batch_size)
         return self._joined(batch_size, self._first[batch_size])
 
@@ -173,12 +178,12 @@ class DataSetBatches:
         Return the index, among the samples read, of the first sample of a typical batch.
 
         Of several batches that begin at equal distances, the typical one has the number of elements nearest to their
-        mean.
+        mean, by ratio. With few samples that are much longer, half of the mean is then as far off as twice.
         """
         firsts = [draw * len(self._samples) // _DRAWS for draw in range(_DRAWS)]
         counts = {first: num_elements(self._joined(batch_size, first)) for first in firsts}
         mean = statistics.fmean(counts.values())
-        return min(counts, key=lambda first: abs(counts[first] - mean))
+        return min(counts, key=lambda first: abs(math.log(max(1, counts[first]) / max(1.0, mean))))
 
     def _read(self) -> list[Any]:
         """
@@ -195,7 +200,7 @@ class DataSetBatches:
             is_enough = len(samples) >= _MOST_SAMPLES and (len(lengths) == 1 or count > _MOST_ELEMENTS)
             if is_enough or time.monotonic() - began > _MOST_SECONDS:
                 break
-        self._is_even = len(lengths) <= 1
+        self.is_even = len(lengths) <= 1
         if not samples:
             raise InvalidArgument(FIELD, "a data set without samples", "one with a sample at least")
         return samples
@@ -231,3 +236,4 @@ class LoaderBatches(DataSetBatches):
         elif batches is not None:
             in_order = lambda: itertools.chain.from_iterable(batches)  # noqa: E731
         super().__init__(loader.dataset, loader.collate_fn, in_order)
+        self.loader = loader

@@ -211,8 +211,8 @@ def measure(
 def run_loops(
     loader: Any,  # as for `measure`
     batch_sizes: Sequence[int],  # samples of a batch of each loop, the most important first
-    # function that prepares a batch of a size and returns a function that runs a step on it
-    step_of: Callable[[int], Callable[[], object]],
+    # function that prepares a batch size and returns a function that runs a step on a batch of the loader
+    step_of: Callable[[int], Callable[[Any], object]],
     *,
     seconds: float,  # time limit of each of the three rounds
     accumulate: int = 1,  # batches that are loaded after each step
@@ -273,7 +273,7 @@ def loop_ratios(measured: Mapping[int, Sequence[float]], predicted: Mapping[int,
 def _run_loop(
     loader: Any,
     batch_size: int,
-    step: Callable[[], object],
+    step: Callable[[Any], object],
     *,
     seconds: float,
     until: float,
@@ -284,25 +284,30 @@ def _run_loop(
     Return the samples per second of one loop; None without a full batch, or if its first turn ends after `until`.
 
     It runs for about `seconds`; `until` is a time on the clock `now`. A turn loads `accumulate` batches and calls
-    `step` once. The clock starts and stops when a batch arrives, so that loading has no head start. Before, workers
-    start, and one step warms up.
+    `step` once, with the last of them. The clock starts and stops when a batch arrives, so that loading has no head
+    start. Before, workers start, and one step warms up.
     """
     count = 0
     with _random_state(loader):
         batches = _epochs(_resized(loader, batch_size))
 
-        def draw() -> bool:
-            return sum(1 for _ in itertools.islice(batches, accumulate)) == accumulate
+        def draw() -> list[Any]:
+            """Return the last batch of a turn, in a list; an empty list if the loader has too few."""
+            last = list[Any]()
+            for place, batch in enumerate(itertools.islice(batches, accumulate), start=1):
+                last = [batch] * (place == accumulate)
+            return last
 
-        is_drawn = draw()
-        step()
-        if not is_drawn or not draw() or now() > until:
+        if not (drawn := draw()):
+            return None
+        step(*drawn)
+        if not (drawn := draw()) or now() > until:
             return None
         began = now()
         # Workers may deliver in step with each other: only whole rounds of them are counted.
         while (spent := now() - began) < seconds or count % max(1, loader.num_workers):
-            step()
-            if not draw():
+            step(*drawn)
+            if not (drawn := draw()):
                 return None
             count += 1
     return count * accumulate * batch_size / spent

@@ -184,6 +184,32 @@ class ModuleRunner(BoundedRunner):
         kept_names = self._start.kept_batches(self._batch_size) if self._start is not None else ()
         return not kept_names and super().hold_reference(repeats)
 
+    def loop_step(self, batch_size: int, loader: Any) -> Callable[[Any], object]:
+        """
+        Prepare a batch size; return a function that runs a step in a loop with a data loader, on a batch of the loader.
+
+        If all batches of a size have the same shape, the step runs on the prepared batch instead.
+        """
+        self.draw(batch_size)
+        if not self._inputs.differ_in(loader):
+            return lambda _: self.step()
+        optimizers: list[Any] = []
+
+        def make_optimizer(parameters: Any) -> Any:
+            optimizers[:] = optimizers or [self._kind.make_optimizer(list(parameters))]
+            return optimizers[0]
+
+        def step(batch: Any) -> None:
+            arguments = self._inputs.moved(batch, self._placed)
+            kind.step(self._module, self._parameters, self._device.type, arguments, self._scaler)()
+
+        kind = attrs.evolve(self._kind, optimizer=make_optimizer)
+        return step
+
+    def _placed(self, tensor: Any) -> Any:
+        moved = tensor.to(self._device)
+        return channels_last(moved) if self._channels_last else moved
+
     def rehearse(self) -> None:
         """Run a step of this rank alone: a step that fails in a collective operation would keep other ranks waiting."""
         if self._bind is not None:

@@ -278,20 +278,26 @@ class Inputs:
             make: As for `batch`.
             move: Moves a tensor to the device.
         """
-        if self.source is None:
-            return self.batch(batch_size, make)
+        return self.batch(batch_size, make) if self.source is None else self.moved(self.source(batch_size), move)
 
-        def moved(tensor: Any, _: Path) -> Any:
-            there = move(tensor.detach() if tensor.requires_grad else tensor)
-            return there.requires_grad_() if tensor.requires_grad else there
+    def differ_in(self, loader: Any) -> bool:
+        """Return whether batches of one size have different shapes in a loop with this data loader."""
+        source = self.source
+        return isinstance(source, batch_sources.LoaderBatches) and source.loader is loader and not source.is_even
+
+    def moved(self, batch: Any, move: Callable[[Any], Any]) -> Call:
+        """Return a batch that the user's source or loader made as arguments of a step; `move` is as for `drawn`."""
+
+        def there(tensor: Any, _: Path) -> Any:
+            placed = move(tensor.detach() if tensor.requires_grad else tensor)
+            return placed.requires_grad_() if tensor.requires_grad else placed
 
         def other(value: Any) -> Any:
             return value.to(self.place) if hasattr(value, "to") and not isinstance(value, type) else value
 
         return Call(
             *_mapped_at(
-                tuple(_call(self.source(batch_size), self.module, is_batch=self.unpacks)), moved, other,
-                device=self.place,
+                tuple(_call(batch, self.module, is_batch=self.unpacks)), there, other, device=self.place
             )
         )  # fmt: skip
 

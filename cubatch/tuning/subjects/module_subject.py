@@ -57,14 +57,10 @@ class PresentModuleSubject(BoundedSubject):
         if not isinstance(runner, ModuleRunner) or result.batch_size not in rates:
             return None
 
-        def step_of(n: int) -> Callable[[], object]:
-            runner.draw(n)
-            return runner.step
-
         try:
             turns = loader_rate.run_loops(
-                self.loader, list(dict.fromkeys([result.batch_size, close[-1], close[0]])), step_of,
-                seconds=loader_seconds(request), accumulate=self.accumulate,
+                self.loader, list(dict.fromkeys([result.batch_size, close[-1], close[0]])),
+                lambda n: runner.loop_step(n, self.loader), seconds=loader_seconds(request), accumulate=self.accumulate,
             )  # fmt: skip
         except Exception as error:  # noqa: BLE001 - the user's data set or module; all that was measured still holds
             return note("loop_failed", error=first_line(error))
