@@ -93,6 +93,11 @@ class _Finder:
             rank_zero_warn(f"{reason} {self._batch_arg_name} stays as it is.")
             return
         rank_zero_info(reason)
+        if trainer.state.fn == "fit" and _loader(trainer) is None:
+            rank_zero_warn(
+                "The rate is that of the steps. The data loaders were not measured, and slow ones make larger batches "
+                "useless: only a single loader with a batch size is measured."
+            )
         for loader in trainer._active_loop._combined_loader.flattened:  # noqa: SLF001 - as Lightning's finder does
             if (size := getattr(loader, "batch_size", None)) not in {None, self.optimal_batch_size}:
                 rank_zero_warn(

@@ -329,7 +329,8 @@ def test_loaders_of_one_batch_size_are_taken(tmp_path, monkeypatch):
     pair = result_of(measurements=[measurement(1, 0.01), measurement(8, 0.01)], batch_size=8, decided_by="plateau")
     monkeypatch.setattr(CubatchBatchSizeFinder, "_tuned", lambda *_: pair)
     data = Pairs(1)
-    trainer(tmp_path, CubatchBatchSizeFinder(**SHORT), limit_val_batches=0).fit(TakesPairs(), datamodule=data)
+    with pytest.warns(UserWarning, match="data loaders were not measured"):
+        trainer(tmp_path, CubatchBatchSizeFinder(**SHORT), limit_val_batches=0).fit(TakesPairs(), datamodule=data)
     assert data.batch_size == 8
 
 
