@@ -220,6 +220,12 @@ def test_a_batch_of_unequal_texts_is_of_typical_length(size):
     assert sum(errors) / len(errors) < 0.2
 
 
+def test_a_few_long_texts_make_the_typical_batch_long():
+    """Three of eight batches are 16 times as long: their mean is 6.6 times the short ones, and 0.4 of the long ones."""
+    texts = [(torch.zeros(64 if place in {8, 24, 40} else 4), 0) for place in range(64)]
+    assert DataSetBatches(texts, padded)(8)[0].shape == (8, 64)
+
+
 def test_samples_of_equal_extents_are_joined_once_and_in_order():
     joined = []
     source = DataSetBatches(data.TensorDataset(torch.arange(1000.0)), lambda samples: joined.append(len(samples)))
