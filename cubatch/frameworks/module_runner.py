@@ -86,6 +86,8 @@ class ModuleRunner(BoundedRunner):
             remarks.append(Remark(code="step_does_not_grow", values={}))
         elif self._fixed_output > 1 and not self._kind.training:  # in training it may be several losses
             remarks.append(Remark(code="output_stays", values={"count": self._fixed_output}))
+        if self._inputs.is_uneven:
+            remarks.append(Remark(code="uneven_samples", values={}))
         if self._guessed:
             remarks.append(Remark(code="data_dependent", values={"operators": ", ".join(sorted(self._guessed))}))
         if self._start is not None and (names := self._start.unrestored()):

@@ -280,10 +280,14 @@ class Inputs:
         """
         return self.batch(batch_size, make) if self.source is None else self.moved(self.source(batch_size), move)
 
+    @property
+    def is_uneven(self) -> bool:
+        """Whether batches are made of samples of unequal length, so that batches of one size differ."""
+        return isinstance(self.source, batch_sources.DataSetBatches) and not self.source.is_even
+
     def differ_in(self, loader: Any) -> bool:
         """Return whether batches of one size have different shapes in a loop with this data loader."""
-        source = self.source
-        return isinstance(source, batch_sources.LoaderBatches) and source.loader is loader and not source.is_even
+        return self.is_uneven and getattr(self.source, "loader", None) is loader
 
     def moved(self, batch: Any, move: Callable[[Any], Any]) -> Call:
         """Return a batch that the user's source or loader made as arguments of a step; `move` is as for `drawn`."""

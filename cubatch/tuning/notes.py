@@ -109,6 +109,10 @@ _TEXT: Mapping[str, str] = {
         "The output of the module has {count} elements at every batch size: check that its code uses the size of its "
         "input, not a fixed batch size that would mix samples."
     ),
+    "uneven_samples": (
+        "Samples are of unequal length: a time in the table is that of one typical batch of the size, and batches of a "
+        "loop may differ from it."
+    ),
     "data_set_size": "The data set has {count} samples: no larger batch was proposed.",
     STATE_REMAINS: (
         "Steps changed {attributes} of the module, which cannot be restored: batch sizes did not start from the same "

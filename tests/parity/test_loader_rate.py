@@ -381,7 +381,8 @@ def test_a_loop_over_texts_of_unequal_length_steps_each_batch(monkeypatch, optim
 
     monkeypatch.setattr(loader_rate, "run_loops", looped)
     options = {"mode": "training", "optimizer": optimizer} if optimizer else {}
-    cb.autotune_module(model, batches, batch_sizes=[1, 2], budget=3.0, **options)
+    result = cb.autotune_module(model, batches, batch_sizes=[1, 2], budget=3.0, **options)
+    assert any(reason.startswith("Samples are of unequal length") for reason in result.reasons)
     assert lengths == [64, *[4] * 9] * 2
     assert len(states) <= 2  # of the prepared batch and of the loop: not one for each step
 
