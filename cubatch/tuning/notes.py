@@ -128,8 +128,8 @@ _TEXT: Mapping[str, str] = {
         "The loop of data loader and step could not be run ({error}): its rate is computed from those of both."
     ),
     "compiled": (
-        "Compilation took {compile_seconds} for {count} batch sizes. The first time, and up to 10 s or half the budget "
-        "if that is more, do not count towards the budget."
+        "Compilation took {compile_seconds} (batch sizes compiled: {count}). The first time, and up to 10 s or half "
+        "the budget if that is more, do not count towards the budget."
     ),
     "compiled_without_one": (
         "A batch of 1 was left out, since torch.compile compiles it separately from all others. To measure it, name it "

@@ -231,6 +231,13 @@ def test_the_first_sentence_says_which_sizes_were_compared() -> None:
     assert "of the 2 sizes that were measured before the budget ended" in found.reasons[0]
 
 
+def test_one_timed_size_says_nothing_of_larger_ones() -> None:
+    """ "Larger sizes gain at most 1 % (measured up to 1, estimated up to 4)" followed from a single size."""
+    alone = answer_of({1: [1.0] * 7, 2: [], 4: []}, {2: "dropped", 4: "dropped"})
+    assert (alone.batch_size, alone.recommended) == (None, False)
+    assert not any("Larger sizes" in reason for reason in alone.reasons)
+
+
 def test_only_a_budget_that_stopped_it_is_said_to_help_against_noise() -> None:
     """Where the search ended by itself, measuring longer changes nothing."""
     noisy = [1.0, 1.6, 1.0, 1.6, 1.0, 1.6, 1.0]
