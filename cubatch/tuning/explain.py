@@ -453,8 +453,9 @@ def ran_out_of_memory(result: BatchSizeResult) -> int | None:
 def _limit(result: BatchSizeResult, decision: Decision, outcomes: Outcomes = _NONE) -> list[str]:
     """Return sentences on the limit that kept the recommended size from being larger; none if the list has one size."""
     limit = decision.limit
-    if limit in ("peak", "plateau"):  # a curve has two sizes at least
-        return [_curve(result, decision)] if sum(m.latency_seconds is not None for m in result.sizes.values()) > 1 else []
+    if limit in ("peak", "plateau"):
+        timed = [m for m in result.sizes.values() if m.latency_seconds is not None]
+        return [_curve(result, decision)] if len(timed) > 1 else []
     if limit == "budget":
         return _untried(result, outcomes)
     if limit == "max_batch_size":
