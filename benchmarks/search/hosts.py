@@ -178,6 +178,8 @@ class Session:
         if self._reference is None:
             return Reading(seconds=self._read(self._size, repeats))
         before = self._read(*self._reference, first=0.0)
+        if repeats > 1:
+            self._read(self._size, 1)  # not timed, as by `HostClock`
         seconds = self._read(self._size, repeats)
         after = self._read(*self._reference, first=0.0)
         return Reading(seconds=seconds, reference_before_seconds=before, reference_after_seconds=after)

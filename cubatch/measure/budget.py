@@ -87,6 +87,20 @@ def repeats_for(step_seconds: float, span_seconds: float) -> int:
     return min(MAX_REPEATS, max(1, math.ceil(span_seconds / step_seconds)))
 
 
+def timing_seconds(step_seconds: float, span_seconds: float, around_seconds: float) -> float:
+    """
+    Return the expected seconds of a timing, with the steps around it that are not timed.
+
+    Next to a reference step, which takes `around_seconds` (0 without one), a block of several steps has one more.
+
+    Example:
+        >>> timing_seconds(0.25, 1.0, 0.0), timing_seconds(0.25, 1.0, 0.5), timing_seconds(2.0, 1.0, 0.5)
+        (1.0, 1.75, 2.5)
+    """
+    repeats = repeats_for(step_seconds, span_seconds)
+    return (repeats + (repeats > 1 and around_seconds > 0)) * step_seconds + around_seconds
+
+
 def cheap_seconds(left: float) -> float:
     """Return the seconds above which a timing is expensive; `left` is the seconds left of the budget."""
     return min(EXPENSIVE_SHARE * left, EXPENSIVE_SECONDS)
@@ -114,10 +128,10 @@ def timings_for(
         >>> timings_for(4.0, 0.01, overhead_seconds=8.1, left=30.0)
         2
     """
-    seconds = repeats_for(step_seconds, span_seconds) * step_seconds
-    if seconds > cheap_seconds(left):
+    if repeats_for(step_seconds, span_seconds) * step_seconds > cheap_seconds(left):
         return LEAST_TIMINGS
-    return min(MOST_TIMINGS, max(FEWEST_TIMINGS, int(overhead_seconds / (seconds + around_seconds))))
+    seconds = timing_seconds(step_seconds, span_seconds, around_seconds)
+    return min(MOST_TIMINGS, max(FEWEST_TIMINGS, int(overhead_seconds / seconds)))
 
 
 def trial_seconds(
@@ -130,9 +144,8 @@ def trial_seconds(
     """
     overhead = prepare_seconds + WARMUPS * (step_seconds + around_seconds)
     count = timings_for(step_seconds, span_seconds, overhead_seconds=overhead, left=left, around_seconds=around_seconds)
-    repeats = repeats_for(step_seconds, span_seconds)
-    count -= repeats == 1  # the last warm-up step is a timing
-    return overhead + count * (repeats * step_seconds + around_seconds)
+    count -= repeats_for(step_seconds, span_seconds) == 1  # the last warm-up step is a timing
+    return overhead + count * timing_seconds(step_seconds, span_seconds, around_seconds)
 
 
 def guess_prepare(batch_size: int, known: Mapping[int, float]) -> float:

@@ -61,11 +61,14 @@ class HostClock:
         """
         Return the mean seconds of `repeats` back-to-back steps, including the wait for the device and the last result.
 
-        With a reference step, a block of reference steps is timed right before and right after.
+        With a reference step, a block of reference steps is timed right before and right after.  It empties the caches.
+        So the first step after it is not timed, unless `repeats` is 1: steps that long hardly notice.
         """
         if self._reference is None:
             return Reading(seconds=self._time_steps(step, repeats))
         before = self._time_steps(*self._reference)  # always: ranks that skip a block would wait for each other
+        if repeats > 1:
+            self._time_steps(step, 1)
         seconds = self._time_steps(step, repeats)
         self._time_steps(self._reference[0], 1)  # a large candidate empties the caches: this step is not counted
         after = self._time_steps(*self._reference)

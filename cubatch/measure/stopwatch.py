@@ -17,7 +17,7 @@ from typing import Protocol, runtime_checkable
 import attrs
 
 from cubatch.errors import DeviceFailed, OutOfMemory, TimedOut, WorkerDied
-from cubatch.measure.budget import Budget, cheap_seconds, repeats_for, timings_for
+from cubatch.measure.budget import Budget, cheap_seconds, repeats_for, timing_seconds, timings_for
 from cubatch.measure.records import PER_TRIAL, Timing
 from cubatch.measure.runner import Compiles, HoldsReference, KnowsFree, Reading, Runner
 from cubatch.measure.stopping import median
@@ -31,6 +31,8 @@ MIN_SPAN_SECONDS = 0.01
 MIN_ENERGY_SPAN_SECONDS = 0.5
 # Clocks rise within some 0.1 s of work and settle within 3 s (triton#2306; CUTLASS, measurement guidelines).
 WARM_SECONDS, MAX_WARM_SECONDS, MAX_WARM_SHARE = 0.3, 0.7, 0.025
+# Beside a reference step, which empties the caches, shorter steps run in blocks whose first step is not timed.
+PAIRED_SPAN_SECONDS = 0.05
 # Seconds of a reference block: much shorter than a trial, and at least a thousand ticks of the clock.
 REFERENCE_BLOCK_SECONDS = 0.01
 # A timing that takes longer than a later one of its trial by this share was taken before the size had settled.
@@ -84,7 +86,7 @@ class Stopwatch:
         runner: The runner.
         budget: Seconds of measuring.  Once they are spent, no trial starts except the first.  A timing starts only if
             it ends within them, except the first of a trial.
-        span_seconds: Least seconds of a timing, of as many steps as that takes.
+        span_seconds: Least seconds of a timing, of as many steps as that takes; more beside a reference step.
         clocks_mhz: SM clocks of earlier runs, by which a lowered clock is recognized.
 
     Attributes:
@@ -130,6 +132,7 @@ class Stopwatch:
             is_held = self.runner.hold_reference(repeats)
         if is_held:
             self._prepared, self.reference_batch_size = None, batch_size
+            self.span_seconds = max(self.span_seconds, PAIRED_SPAN_SECONDS)
             self.around_seconds = (2 * repeats + 1) * step_seconds
         return is_held
 
@@ -177,7 +180,7 @@ class Stopwatch:
             taken = 1
         while taken < count:
             repeats = repeats_for(step, self.span_seconds)
-            if taken and self.budget.left() < repeats * step + self.around_seconds:
+            if taken and self.budget.left() < timing_seconds(step, self.span_seconds, self.around_seconds):
                 return
             reading = self._read(repeats, step)
             timing = self._timing(batch_size, first_round + taken, reading, repeats, memory)

@@ -190,7 +190,7 @@ class Search:
     def _update(self) -> SearchState:
         """Compute the state from all timings and outcomes so far, with the recommendation, and return it."""
         prepare = self.stopwatch.prepare_seconds if self.stopwatch else {}
-        around = self.stopwatch.around_seconds if self.stopwatch else 0.0
+        span, around = (s.span_seconds, s.around_seconds) if (s := self.stopwatch) else (self.span_seconds, 0.0)
         left, outcomes = self.budget.left(), self.outcomes
         over_memory = {n for n, o in outcomes.items() if o.status == "over_limit" and o.facts.get("limit") == "memory"}
         lack_cost = {n for n, t in self.timings.items() if len(by_trial(t)) > 1 and not has_cost(t, self.goal)}
@@ -200,7 +200,7 @@ class Search:
             timings={n: taken for n, taken in self.timings.items() if n not in over_memory},
             failed={n: o.status for n, o in outcomes.items() if o.status in _FAILED or o.facts.get("type") == _REFUSED},
             seconds_of_trial=lambda n, step: trial_seconds(
-                step, self.span_seconds, prepare_seconds=guess_prepare(n, prepare), left=left, around_seconds=around
+                step, span, prepare_seconds=guess_prepare(n, prepare), left=left, around_seconds=around
             ),
             left=left, budget=self.budget.seconds, extends=self.extend is not None,
             requested=[n for n in self.candidates if self.extend is None or n == self.current],
