@@ -31,9 +31,10 @@ def _repeatability(*results: dict[str, Any]) -> list[str]:
     facts = (
         f"recommended sizes of {runs} runs within a factor of {statistics.median(spreads):.1f} in the median and "
         f"{max(spreads):.1f} at most; mean loss {percent(min(losses))} to {percent(max(losses))}, worst single run "
-        f"{percent(max(row['loss'] for row in rows))}; all goals are met on {num_met} of {len(rows)} workloads"
+        f"{percent(max(row['loss'] for row in rows))}; all goals are met in {num_met} of {len(rows)} series"
     )
-    return ["repeatability on a quiet CPU", facts, f"{len(rows)} workloads, {results[0]['device']}"]
+    workloads = {case["workload"] for case in cases}
+    return ["repeatability on a CPU", facts, f"{len(workloads)} workloads, {results[0]['device']}"]
 
 
 def _memory(result: dict[str, Any]) -> list[str]:
