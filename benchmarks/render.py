@@ -63,6 +63,7 @@ KINDS: dict[str, Callable[..., str]] = {
     "predictor": predictor.scores,
     "predictor-goals": predictor.goals,
     "predictor-absent": predictor.absent,
+    "predictor-clocks": predictor.clocks,
     "predict-speed": predictor.speed,
     "memory-errors": modules.memory_errors,
     "engine-memory": modules.engine_memory,

@@ -51,12 +51,15 @@ def _goal_rows(result: dict[str, Any], modules: dict[str, Any]) -> list[list[str
 def _further(scores: dict[str, Any]) -> list[list[str]]:
     """Return rows for the goals that are no mean error: the worst GPU, knees, jumps, and a rival that owns a GPU."""
     rows = []
-    gpus = [score for name, score in scores.items() if name.startswith("neusight, unseen GPU, ") and "bias" in score]
+    each = "neusight, unseen GPU, "
+    gpus = [
+        score for name, score in scores.items() if name.startswith(each) and name.endswith(tuple(score.get("gpus", ())))
+    ]
     if gpus:
         bias = max((score["bias"] for score in gpus), key=abs)
         worst = max(score["mean"] for score in gpus)
-        rows.append(["neusight, unseen GPU, worst GPU", f"{worst:.1f} %", "13 %", "", str(len(gpus))])
-        rows.append(["neusight, unseen GPU, worst bias", f"{bias:+.1f} %", "8 %", "", str(len(gpus))])
+        rows.append([f"{each}worst GPU", f"{worst:.1f} %", "13 %", "", str(len(gpus))])
+        rows.append([f"{each}worst bias", f"{bias:+.1f} %", "8 %", "", str(len(gpus))])
     for name, goal in (("unseen shapes", "85 %"), ("unseen GPU", "80 %")):
         knee = scores.get(f"deepbench conv, {name}, knee")
         if knee:
@@ -132,6 +135,26 @@ def scores(result: dict[str, Any], modules: dict[str, Any]) -> str:
         f"{origin(result)}; {_ERROR}", table(head, rows), table(sweep, knees),
         "A rival rule: the time on another GPU times the ratio of the rooflines.", table(rival, owned),
         f"Whole networks with the host of PyTorch: {origin(modules)}.", _networks(modules),
+    )  # fmt: skip
+
+
+def clocks(result: dict[str, Any]) -> str:
+    """Return the clocks that a step of a tile took by GPU, and the errors at the boost and at the base clock."""
+    tiles = sorted({tile for by_tile in result["clocks"].values() for tile in by_tile})
+    rows = [
+        [gpu, *(f"{by_tile[tile][0]:.2f} ({by_tile[tile][1]})" if tile in by_tile else "" for tile in tiles)]
+        for gpu, by_tile in result["clocks"].items()
+    ]
+    errors = [
+        [
+            f"{', '.join(score['gpus'])} at its {name}", f"{score['mean']:.1f} %", f"{score['median']:.1f} %",
+            f"{score['bias']:+.1f} %", f"{score['rows']:,}",
+        ]
+        for name, score in result["scores"].items()
+    ]  # fmt: skip
+    return page(
+        f"{origin(result)}: clocks of a tile's step at the boost clock, medians (rows)", table(["GPU", *tiles], rows),
+        table(["what", "mean error", "median", "bias", "rows"], errors),
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ The overhead of a harness is subtracted from the time and stored separately: it 
 from __future__ import annotations
 
 import csv
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,11 +15,13 @@ from pathlib import Path
 import attrs
 import numpy as np
 
+from cubatch.estimate.block_counts import FUSED_FILTERS
 from cubatch.estimate.vendor.algorithms import Array, Mask, Places, Work
 from cubatch.estimate.vendor.fitted import kin_of, lanes
 from cubatch.estimate.vendor.vendor_model import l2_of
 from cubatch.hardware import catalogue
 from cubatch.hardware.facts import Device
+from cubatch.hardware.waves import busiest_sm_blocks
 
 NEUSIGHT, CONV, GEMM = "neusight", "deepbench conv", "deepbench gemm"
 SOURCES = (NEUSIGHT, CONV, GEMM)
@@ -38,6 +41,17 @@ SIBLINGS = {
     "m40-12gb": "GM200", "k40": "Kepler", "k80": "Kepler",
 }  # fmt: skip
 """Sibling boards, which are left out together."""
+BASE_CLOCK_HZ = {"a100-pcie-80gb": 1065e6}
+"""
+Base clock by the data sheet of GPUs that were measured at about this clock, not at their boost clock.
+
+NeuSight's A100 took 1.5 clocks of 1410 MHz for each step of a tile (`tile_clocks`), and its V100 1.0 to 1.2.  In cuBLAS
+another A100 took 1.03: 0.113 s for a float32 product of 10240 x 10240 x 10240 (PaddlePaddle/Paddle#30612).
+"""
+
+_TILE = re.compile(r"_scudnn_(\d+)x(\d+)_")
+_FUSED_STEPS = 128 * 4  # products of F(2x2, 3x3) for a block's 128 pixels, per filter and channel
+_CHANNELS = 32  # at fewer, the beginning and the end of a tile take much of its time
 
 
 @attrs.frozen(eq=False)
@@ -111,6 +125,18 @@ class Rows:
             kin=np.array([kin_of(device) for device in devices])[index],
         )
 
+    def at_base_clock(self) -> Rows:
+        """Return the rows of GPUs that were measured at about their base clock, with the rates of that clock."""
+        rows = self.take(np.isin(self.gpu, list(BASE_CLOCK_HZ) if self.source == NEUSIGHT else []))
+        devices = {slug: _at_clock(device, BASE_CLOCK_HZ[slug]) for slug, device in rows.devices.items()}
+        return attrs.evolve(rows, devices=devices)
+
+
+def _at_clock(device: Device, clock_hz: float) -> Device:
+    share = clock_hz / (device.clock_hz or clock_hz)
+    rates = {dtype: share * rate for dtype, rate in device.peak_flops_per_second.items()}
+    return attrs.evolve(device, clock_hz=clock_hz, peak_flops_per_second=rates)
+
 
 def find_device(name: str) -> Device:
     """Find the GPU of a source's name."""
@@ -151,21 +177,64 @@ def load(folder: Path, source: str) -> list[Rows]:
     return readers[source](folder)
 
 
+def tile_clocks(folder: Path) -> dict[str, dict[str, tuple[float, int]]]:
+    """
+    Return the SM clocks that tiles took in NeuSight's rows, at the boost clock: by GPU and tile (median, rows).
+
+    One is the time of the multiply-adds alone, on all lanes of the busiest SM, whose blocks are those of the published
+    grid.  No constant of the time model is used.  Rows count from 1 ms and four times the overhead on.
+    """
+    rows = _neusight_rows(folder)
+    if not rows:
+        return {}
+    devices, gpu = _gpus(rows)
+    seconds, overhead = _neusight_seconds(rows, gpu)
+    ratios: dict[tuple[str, str], list[float]] = {}
+    for row, slug, time, more in zip(rows, gpu, seconds, overhead, strict=True):
+        device, kernel, channels = devices[slug], row["main_kernel_truncated"], int(row["c_in"])
+        match = _TILE.search(kernel)
+        if channels < _CHANNELS or time + more < max(1e-3, 4 * more):
+            continue
+        if "_scudnn_winograd_" in kernel:
+            tile, steps = "winograd 2x2", FUSED_FILTERS * _FUSED_STEPS * channels
+        elif match:
+            tile, steps = f"{match[1]}x{match[2]}", int(match[1]) * int(match[2]) * int(row["kernel"]) ** 2 * channels
+        else:
+            continue
+        blocks = int(row["grid_x"]) * int(row["grid_y"]) * int(row["grid_z"])
+        least = busiest_sm_blocks(blocks, device.num_sms or 1) * steps / lanes(device) / (device.clock_hz or 1.0)
+        ratios.setdefault((str(slug), tile), []).append(time / least)
+    out: dict[str, dict[str, tuple[float, int]]] = {}
+    for (slug, tile), values in sorted(ratios.items()):
+        out.setdefault(slug, {})[tile] = round(float(np.median(values)), 2), len(values)
+    return out
+
+
+def _neusight_rows(folder: Path) -> list[dict[str, str]]:
+    return [row for path in sorted(folder.glob("neusight_conv_*.csv")) for row in _read(path)]
+
+
+def _neusight_seconds(rows: Sequence[Mapping[str, str]], gpu: np.ndarray) -> tuple[Array, Array]:
+    """Return the time of each row's kernels, and what the harness added to it."""
+    latency, position, gflop = (_numbers(rows, name) for name in ("latency_ms", "position", "gflop"))
+    overhead = np.zeros(len(rows))
+    for slug in np.unique(gpu):
+        of = gpu == slug
+        overhead[of] = _drifting_floor(latency[of] / 1e3, position[of], gflop[of])
+    return latency / 1e3 - overhead, overhead
+
+
 def _neusight(folder: Path) -> list[Rows]:
-    rows = [row for path in sorted(folder.glob("neusight_conv_*.csv")) for row in _read(path)]
+    rows = _neusight_rows(folder)
     if not rows:
         return []
     devices, gpu = _gpus(rows)
-    latency, position = _numbers(rows, "latency_ms") / 1e3, _numbers(rows, "position")
-    overhead = np.zeros(len(rows))
-    for slug in devices:
-        of = gpu == slug
-        overhead[of] = _drifting_floor(latency[of], position[of], _numbers(rows, "gflop")[of])
+    seconds, overhead = _neusight_seconds(rows, gpu)
     measured = Rows(
-        NEUSIGHT, _square(rows), devices, gpu, latency - overhead, overhead,
+        NEUSIGHT, _square(rows), devices, gpu, seconds, overhead,
         _shapes(rows, ("c_in", "c_out", "in_hw", "kernel", "stride")),
     )  # fmt: skip
-    return [measured.take(latency >= 2 * overhead)]
+    return [measured.take(seconds >= overhead)]
 
 
 def _drifting_floor(latency: Array, position: Array, gflop: Array) -> Array:
