@@ -81,7 +81,7 @@ def test_every_loop_of_the_list_exists():
 
 
 VRAMEXP = """model,batch,peak_allocated_MiB,reserved_MiB,nvml_device_used_after_MiB
-ResNet-50 (10 classes),4,100,200,4300
+ResNet-50 (10 classes),4,2100,2200,4300
 UNETR (MONAI),4,100,200,4300
 """
 GPUMEMNET = """model,batch,measured_max_gpu_mem_MiB,flag
@@ -93,18 +93,20 @@ unknown,8,4425,
 
 
 def test_published_memory_is_of_known_models_without_flags(tmp_path, monkeypatch):
-    """What tensors get is less than what is reserved, in which the context is not; the rest of the card is full."""
+    """What tensors get is less than what is reserved, without the context; earlier models' tensors count in neither."""
     (tmp_path / "memory_vramexp_measured.csv").write_text(VRAMEXP)
     (tmp_path / "memory_gpumemnet_timm_measured.csv").write_text(GPUMEMNET)
     net = Mock(side_effect=lambda **_: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 224 * 224, 10)))
     monkeypatch.setattr(score_memory.zoo, "torchvision_package", lambda: Mock(models=Mock(resnet50=net, vgg16=net)))
     allocated, reserved, process = score_memory.rows(tmp_path)
     assert [each["counted"] for each in (allocated, reserved, process)] == ["allocated", "reserved", "process"]
-    assert [each["measured"] for each in (allocated, reserved, process)] == [100.0, 200.0, 4425.0]
+    weights = 4 * (3 * 224 * 224 * 10 + 10) / 2**20  # of the 1141.6 MiB that were held before, the rest is of others
+    assert [each["measured"] + 1141.6 - weights for each in (allocated, reserved)] == pytest.approx([2100.0, 2200.0])
+    assert process["measured"] == 4425.0
     assert allocated["predicted"] < reserved["predicted"] < process["predicted"]
     assert net.call_args_list[0].kwargs == {"num_classes": 10}
     text = modules.published_memory({"date": "", "commit": "", "torch": "", "rows": [allocated, reserved, process]})
-    assert f"{allocated['predicted'] / 100 - 1:+.1%}".replace("%", " %") in text
+    assert f"{allocated['predicted'] / allocated['measured'] - 1:+.1%}".replace("%", " %") in text
 
 
 def test_recorded_allocations_are_replayed():
