@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from unittest.mock import Mock
 
 import pytest
 
@@ -38,14 +37,6 @@ def judged(monkeypatch):
     return judge
 
 
-def test_answers_that_are_told_from_three_percent_need_no_more_judges(judged):
-    """Ours, which lost a tenth, is judged three times, and its median counts; so are others, whatever they lost."""
-    rows, asked = judged({16: [0.88, 0.9, 0.91], 32: [0.96, 0.97, 0.98]})
-    assert asked == [[16, 32]] * JUDGES
-    assert [row["lost"] for row in rows] == [pytest.approx(0.1), pytest.approx(0.03)]
-    assert [row["turns"] for row in rows] == [9, 9]
-
-
 def test_ours_is_judged_again_alone_where_its_interval_holds_three_percent(judged):
     """It is asked up to nine times, the others three times, and its interval says what is not known."""
     rows, asked = judged({24: [0.93, 0.97, 1.02], 32: [1.0, 1.0, 1.0]})
@@ -60,20 +51,3 @@ def test_an_answer_that_does_not_run_has_lost_all(judged):
     rows, asked = judged({32: [1.0, 1.0, 1.0], 28: [], None: []})
     assert asked == [[28, 32]] * JUDGES
     assert [(row["lost"], row["turns"]) for row in rows] == [(0.0, 9), (1.0, 0), (1.0, 0)]
-
-
-def test_answers_that_met_no_best_size_are_judged_again(judged):
-    """In four processes it is out of memory: the fifth has turns of both, and they are what counts."""
-    rows, asked = judged({16: [0.8, 0.8, 0.8]}, without=4)
-    assert asked == [[16]] * 5
-    assert [(row["lost"], row["turns"]) for row in rows] == [(pytest.approx(0.2), 3)]
-
-
-def test_a_module_of_which_no_size_runs_ends_no_table(judged, monkeypatch):
-    """There is no best size, nobody is asked how near it an answer came, and a sweep has no answer."""
-    rows, asked = judged({16: []}, best=None)
-    assert asked == []
-    assert rows[0]["lost"] == 1.0
-    monkeypatch.setattr(bench_module, "runner_of", Mock())
-    monkeypatch.setattr(bench_module, "swept", lambda *_: bench_module.samples_per_second({}))
-    assert bench_module.sweep_again("m", "inference", Namespace(device="cpu", limit=1))["batch_size"] is None

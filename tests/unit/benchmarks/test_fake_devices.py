@@ -17,17 +17,6 @@ def of_kind(kind: str, turns: int = TURNS) -> list[Case]:
     return [make(0, number) for number in numbers(turns, [kind])]
 
 
-def test_devices_come_from_the_seed_and_cover_every_class() -> None:
-    """The same seed and number make the same device, another seed another one, and the classes take turns."""
-    first = [make(3, index) for index in range(len(KINDS))]
-    again = [make(3, index) for index in range(len(KINDS))]
-    other = [make(4, index) for index in range(len(KINDS))]
-    assert [case.kind for case in first] == list(KINDS)
-    truths = [[(case.best_cost, case.device.seed) for case in cases] for cases in (first, again, other)]
-    assert truths[0] == truths[1]
-    assert truths[0] != truths[2]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_best_is_the_best_of_all_integers(kind: str) -> None:
     """No size that fits and keeps the limit costs less, and none on the other side of the knee is within 1 %."""

@@ -10,7 +10,6 @@ import pytest
 from benchmarks import bench_faults
 from benchmarks.faults import devices
 from benchmarks.faults.judging import Trial
-from benchmarks.pages import search
 from cubatch.tuning.store import Run
 from tests.thorough import THOROUGH
 
@@ -47,9 +46,7 @@ def test_each_thing_that_must_not_be_is_not_good(name, monkeypatch, tmp_path, ca
     file = tmp_path / "faults.json"
     assert bench_faults.main(["--devices", "2", "--kinds", "steps that hang", "--json", str(file)]) == 1
     assert "2 not good" in capsys.readouterr().out
-    kept = json.loads(file.read_text())
-    assert len(kept["bad"]) == 2
-    assert "| steps that hang * | 2 | 2 | 2 | 6 |" in search.faults(kept)
+    assert len(json.loads(file.read_text())["bad"]) == 2
 
 
 def test_what_a_trial_raises_is_no_answer(monkeypatch):

@@ -16,15 +16,12 @@ MEASURED = Path(fit_ours.__file__).parent / "results" / "h200-sxm" / "2026-11-26
 
 
 def test_the_constants_are_what_the_program_gives():
-    """Of the pass that an H200 ran, with what its README says of their errors."""
+    """Of the pass that an H200 ran."""
     result = json.loads(MEASURED.read_text(encoding="utf-8"))
     found = list(fit_ours.passes(result, catalogue.find("h200-sxm")))
-    share, times, errors = fit_ours.fit(found)
+    share, times, _ = fit_ours.fit(found)
     assert times == pytest.approx(cubatch_kernels._TIMES_COUNTED)
     assert share == pytest.approx(cubatch_kernels.MOVED_SHARE)
-    assert len(found) == 279
-    for place, said in ((0, 0.115), (1, 0.309)):
-        assert sum(both[place].sum() for both in errors.values()) / len(found) == pytest.approx(said, abs=5e-4)
 
 
 @pytest.mark.parametrize("way", OTHER_WAYS)

@@ -15,24 +15,6 @@ from tests.unit.benchmarks.passes import H200
 # --- what it would do ----------------------------------------------------------------------------------------------
 
 
-def test_a_dry_run_lists_what_would_run(capsys):
-    """With counts and guesses, and no problem where there is none."""
-    arguments = [
-        "--dry-run",
-        "--no-compile",
-        "--stage",
-        "gemm",
-        "--stage",
-        "steps",
-        "--only",
-        "gemm nt 1024|14x14x256 to 256, 3x3",
-    ]
-    assert gpu_pass.main(arguments) == 0
-    out = capsys.readouterr().out
-    assert "Planned for NVIDIA H200" in out
-    assert "matrix products against cuBLAS" in out
-
-
 @pytest.mark.parametrize(
     ("error", "said"),
     [

@@ -2,19 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 from benchmarks import bench_hosts
-from benchmarks.search.hosts import Host
-
-
-def test_a_jump_adds_the_same_seconds_from_a_small_size_on():
-    """Not to one sample, and at least 3 and at most 300 times its seconds to 8 samples and to the largest size."""
-    plain, jumping = (Host.draw(0, 5, 0.15, jumps=jumps) for jumps in (False, True))
-    more = {n: jumping.fast(n) - plain.fast(n) for n in (1, 8, plain.max_batch_size)}
-    assert more[1] == 0
-    assert more[8] == pytest.approx(more[plain.max_batch_size])
-    assert 3 <= more[8] / plain.fast(1) <= 300
 
 
 def test_the_same_seed_gives_the_same_search_and_the_best_size_loses_nothing(monkeypatch):

@@ -29,12 +29,6 @@ def test_a_slowdown_of_one_size_alone_does_not_change_the_ratio():
     assert reached(rounds(of_8=[1.0, 2.0], of_16=[1.0, 1.0]), 8, 16) == pytest.approx([8 / (16 / 1.9)] * 2)
 
 
-def test_a_size_that_never_ran_has_no_share():
-    """A size without timings reaches nothing, nor does any size where the best one did not run."""
-    assert reached(rounds(of_8=[1.0], of_16=[1.0]), 12, 16) == []
-    assert reached(rounds(of_8=[1.0], of_16=[1.0]), 8, 12) == []
-
-
 def test_rates_are_those_at_the_usual_speed():
     """The larger size was timed on a slow host twice of three times, and is not held to be slower for it."""
     rates = samples_per_second(rounds(of_8=[1.0, 1.0, 1.0], of_16=[1.5, 1.5, 1.0]))

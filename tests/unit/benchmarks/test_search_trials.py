@@ -67,15 +67,10 @@ def test_a_trial_says_what_is_wrong_with_an_answer(
     assert trial.seconds > 0
 
 
-def test_a_missing_answer_counts_as_a_regret_of_one_and_is_counted() -> None:
-    """Nineteen regrets of 2 % and a missing answer are 6.9 % on average, and do not move the 95th percentile."""
+def test_figures_count_a_missing_answer_and_are_apart_for_stationary_devices() -> None:
+    """A missing answer loses all.  Nine of ten intervals hold; devices that change their speed count among all only."""
     row = summary.figures([OWN] * 19 + [NONE])
     assert row["regret"] == {"mean": pytest.approx(0.069), "median": 0.02, "p95": 0.02}
-    assert (row["no_answer"], row["unusable"], row["devices"], row["size"]) == (1, 1, 20, 2.0)
-
-
-def test_coverage_is_the_share_of_intervals_and_apart_for_stationary_devices() -> None:
-    """Nine of ten intervals hold; devices that change their speed count among all only."""
     row = summary.figures([OWN, attrs.evolve(OWN, stationary=False, held=0, answer_held=False), NONE])
     assert row["coverage"]["stationary"]["intervals"] == {"share": 0.9, "of": 10}
     assert row["coverage"]["every"]["intervals"] == {"share": 0.45, "of": 20}
@@ -83,8 +78,8 @@ def test_coverage_is_the_share_of_intervals_and_apart_for_stationary_devices() -
     assert summary.figures([DONE])["coverage"]["every"]["intervals"] is None
 
 
-def test_the_command_writes_every_trial_and_the_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A run over two classes gives tables, a picture, goals, and JSON that the README's table is made of."""
+def test_the_command_writes_every_trial_and_the_summary(tmp_path: Path) -> None:
+    """A run over two classes gives a picture, and JSON that the README's table is made of."""
     path, figure = tmp_path / "search.json", tmp_path / "search.png"
     bench_search.main([
         "--devices", "2", "--kinds", "plateau;latency limit", "--budgets", "2,10", "--worst", "1",
@@ -96,10 +91,5 @@ def test_the_command_writes_every_trial_and_the_summary(tmp_path: Path, capsys: 
     assert content["schema"] == 2
     assert sorted(own) == [("latency limit", 2.0), ("latency limit", 10.0), ("plateau", 2.0), ("plateau", 10.0)]
     assert {trial["finder"] for trial in found} == {OURS, *FINDERS}
-    shown = capsys.readouterr().out
-    assert all(f"\n{kind}\n" in shown for kind in ("plateau", "latency limit"))
-    assert "goal" in shown
     assert figure.read_bytes().startswith(b"\x89PNG")
-    page = search.search(content)
-    assert page.count("\n| ") == 2 + 2 + len(FINDERS)  # two lines of head, two budgets
-    assert "| **cubatch, 10 s** |" in page
+    assert search.search(content).count("\n| ") == 2 + 2 + len(FINDERS)  # two lines of head, two budgets
