@@ -17,39 +17,38 @@ NO_NUMBERS = ("1", b"1", True, None, [1.0])
 NO_TIMES = (*NOT_FINITE, "1", True, 0.0, -1.0)
 NO_SIZES = (0, -1, 1.5, 8.0, MAX_BATCH_SIZE + 1, math.nan, "8", True, None)
 NO_COUNTS = (-1, 0.5, 2**63, "8", False)
-WRONG: tuple[tuple[type, dict[str, Any], str, tuple[Any, ...]], ...] = (
-    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "batch_size", NO_SIZES),
-    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "round", NO_COUNTS),
-    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "seconds", (*NOT_FINITE, *NO_NUMBERS, 0.0, -1.0)),
-    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "repeats", NO_SIZES),
-    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "throttled", (0, 1, "no", None)),
-    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "sm_clock_mhz", (*NOT_FINITE, "1", -1.0)),
-    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "joules", (*NOT_FINITE, "1", 0.0, -1.0)),
-    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "peak_bytes", NO_COUNTS),
-    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "peak_device_bytes", NO_COUNTS),
-    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "event_reasons", NO_COUNTS),
-    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "temperature_celsius", (*NOT_FINITE, "1", True, -1.0)),
-    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "power_watts", (*NOT_FINITE, "1", True, -1.0)),
-    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "utilization_percent", (*NOT_FINITE, "1", -1.0, 100.5)),
-    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "used_bytes", NO_COUNTS),
-    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "reference_batch_size", NO_SIZES[:-1]),
-    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "reference_before_seconds", NO_TIMES),
-    (Timing, {"batch_size": 8, "round": 0, "seconds": 1.0}, "reference_after_seconds", NO_TIMES),
-    (Outcome, {"batch_size": 8, "status": "ok"}, "batch_size", NO_SIZES),
-    (Outcome, {"batch_size": 8, "status": "ok"}, "status", ("fine", "", None, 3)),
-    (Outcome, {"batch_size": 8, "status": "ok"}, "stop_reason", (None, 3, b"why")),
-    (Outcome, {"batch_size": 8, "status": "ok"}, "facts", (None, [], "{}")),
-    (Candidate, {"batch_size": 8}, "batch_size", NO_SIZES),
-    (Candidate, {"batch_size": 8}, "reasons", ("power of two", ["power of two"], (1,), None)),
-    (Candidate, {"batch_size": 8}, "predicted_peak_bytes", NO_COUNTS),
-    (Candidate, {"batch_size": 8}, "predicted_seconds", (*NOT_FINITE, "1", -1.0)),
-    (Candidate, {"batch_size": 8}, "over_limit", (0, "no", None)),
-)
+TIMING: dict[str, Any] = {"batch_size": 8, "round": 0, "seconds": 1.0}
+OUTCOME: dict[str, Any] = {"batch_size": 8, "status": "ok"}
+CANDIDATE: dict[str, Any] = {"batch_size": 8}
+WRONG: tuple[tuple[type, dict[str, Any], dict[str, tuple[Any, ...]]], ...] = (
+    (Timing, TIMING, {
+        "batch_size": NO_SIZES, "round": NO_COUNTS, "seconds": (*NOT_FINITE, *NO_NUMBERS, 0.0, -1.0),
+        "repeats": NO_SIZES, "throttled": (0, 1, "no", None), "sm_clock_mhz": (*NOT_FINITE, "1", -1.0),
+        "joules": (*NOT_FINITE, "1", 0.0, -1.0), "peak_bytes": NO_COUNTS, "peak_device_bytes": NO_COUNTS,
+        "event_reasons": NO_COUNTS, "temperature_celsius": (*NOT_FINITE, "1", True, -1.0),
+        "power_watts": (*NOT_FINITE, "1", True, -1.0), "utilization_percent": (*NOT_FINITE, "1", -1.0, 100.5),
+        "used_bytes": NO_COUNTS, "reference_batch_size": NO_SIZES[:-1], "reference_before_seconds": NO_TIMES,
+        "reference_after_seconds": NO_TIMES,
+    }),
+    (Outcome, OUTCOME, {
+        "batch_size": NO_SIZES, "status": ("fine", "", None, 3), "stop_reason": (None, 3, b"why"),
+        "facts": (None, [], "{}"),
+    }),
+    (Candidate, CANDIDATE, {
+        "batch_size": NO_SIZES, "reasons": ("power of two", ["power of two"], (1,), None),
+        "predicted_peak_bytes": NO_COUNTS, "predicted_seconds": (*NOT_FINITE, "1", -1.0), "over_limit": (0, "no", None),
+    }),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("record", "others", "name", "value"),
-    [(record, others, name, value) for record, others, name, values in WRONG for value in values],
+    [
+        (record, others, name, value)
+        for record, others, fields in WRONG
+        for name, values in fields.items()
+        for value in values
+    ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_a_value_that_no_measuring_gives_is_refused(record, others, name, value):

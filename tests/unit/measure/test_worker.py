@@ -299,6 +299,14 @@ def run_script(script, tmp_path, *, cwd=None, flags=(), environment=None):
     )
 
 
+def output_of(script, tmp_path, **more):
+    """Run a script to its end and return the words that it printed."""
+    with run_script(script, tmp_path, **more) as parent:
+        out, err = parent.communicate(timeout=60)
+    assert parent.returncode == 0, err
+    return out.split()
+
+
 HANGING = """
     from cubatch.measure.remote import RemoteRunner
     from cubatch.measure.runner import FactoryRef
@@ -354,11 +362,9 @@ def test_it_starts_from_any_script_and_any_folder(tmp_path, flags):
         runner.close()
         print(cubatch.__file__, numpy.__file__, sep="\\n")
     """
-    with run_script(script, tmp_path, flags=flags) as parent:
-        out, err = parent.communicate(timeout=60)
-    assert parent.returncode == 0, err
+    out = output_of(script, tmp_path, flags=flags)
     facts = json.loads((tmp_path / "facts").read_text())
-    assert out.split() == [facts["cubatch"], facts["numpy"]]
+    assert out == [facts["cubatch"], facts["numpy"]]
 
 
 @pytest.mark.parametrize("where", ["script's folder", "shell's folder"])
@@ -380,11 +386,9 @@ def test_a_folder_that_came_ahead_later_changes_nothing(tmp_path, where):
         RemoteRunner(FactoryRef("tests.unit.worker_fakes:report", {{"path": {str(tmp_path / "facts")!r}}})).close()
         print(cubatch.__file__, numpy.__file__, sep="\\n")
     """
-    with run_script(script, tmp_path, cwd=folder) as parent:
-        out, err = parent.communicate(timeout=60)
-    assert parent.returncode == 0, err
+    out = output_of(script, tmp_path, cwd=folder)
     facts = json.loads((tmp_path / "facts").read_text())
-    assert out.split() == [facts["cubatch"], facts["numpy"]]
+    assert out == [facts["cubatch"], facts["numpy"]]
 
 
 def test_a_worker_starts_where_the_folder_is_gone(tmp_path):
@@ -401,9 +405,7 @@ def test_a_worker_starts_where_the_folder_is_gone(tmp_path):
         print(runner.peak_bytes)
         runner.close()
     """
-    with run_script(script, tmp_path) as parent:
-        out, err = parent.communicate(timeout=60)
-    assert out == "40\n", err
+    assert output_of(script, tmp_path) == ["40"]
 
 
 def test_a_worker_ends_after_its_parent_whatever_that_one_forked(tmp_path):
@@ -432,9 +434,7 @@ def test_a_factory_in_the_folder_of_the_script_is_found(tmp_path):
         print(runner.peak_bytes)
         runner.close()
     """
-    with run_script(script, tmp_path) as parent:
-        out, err = parent.communicate(timeout=60)
-    assert out == "40\n", err
+    assert output_of(script, tmp_path) == ["40"]
 
 
 def test_another_cubatch_is_refused(monkeypatch):

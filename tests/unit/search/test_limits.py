@@ -20,7 +20,6 @@ from tests.unit.search.walking import (
     RISES,
     SIZES,
     Sessions,
-    first_visits,
     given,
     go,
     near,
@@ -104,22 +103,6 @@ def test_a_latency_limit_that_the_first_size_breaks_ends_at_once() -> None:
     measured = go(sessions, given(), goal=goal, extend=Candidate)
     assert outcome_of(measured, 8).stop_reason == "batch size 1, which is smaller, breaks the latency limit"
     assert statuses(measured) == {1: "over_limit"} | dict.fromkeys(SIZES[1:], "dropped")
-
-
-def test_where_steps_are_dear_the_first_size_keeps_the_latency_limit_by_the_model() -> None:
-    """The model would begin with the largest size, whose steps take five minutes where 100 s are allowed."""
-    steps = [Candidate(2**k, predicted_seconds=20 + 3 * 2**k) for k in range(9)]
-    measured, _ = seek(FakeDevice(affine(20.0, 3.0)), steps, budget=400.0, goal=Goal(latency_limit=100.0))
-    assert first_visits(measured)[0] == 16
-
-
-def test_smaller_sizes_are_tried_where_the_first_breaks_the_latency_limit() -> None:
-    """The model is wrong by half: what it began with is too slow, and the answer is a smaller size."""
-    steps = [Candidate(2**k, predicted_seconds=5 + 0.3 * 2**k) for k in range(9)]
-    measured, result = seek(FakeDevice(affine(4.0, 0.9)), steps, budget=120.0, goal=Goal(latency_limit=8.0))
-    assert first_visits(measured)[:2] == [8, 1]
-    assert statuses(measured)[8] == "over_limit"
-    assert 2 <= result.batch_size <= 4
 
 
 def test_no_size_is_dropped_for_a_faster_one_above_the_latency_limit() -> None:
@@ -208,13 +191,6 @@ def test_sizes_that_fail_narrow_the_range_as_memory_does(first: int) -> None:
     assert result.decided_by is None
     reasons = [reason for reason in result.reasons if "no such shape" in reason]
     assert any(names(reason, result.largest_measured, min(failed)) for reason in reasons)
-
-
-def test_one_size_that_fails_does_not_end_the_sizes() -> None:
-    """64 fails and nothing else does: the largest is the answer."""
-    device = FakeDevice(affine(0.02, 1e-4), behaviours=(Fails({64}),))
-    _, result = seek(device, 512)
-    assert result.largest_measured == 512
 
 
 def test_each_error_halves_the_chance_of_what_lies_above_and_ends_nothing() -> None:

@@ -15,7 +15,6 @@ import cubatch
 from cubatch.errors import EnergyNotAvailable
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import PER_TRIAL, Measured, Recorder, Timing
-from cubatch.measure.stopwatch import MIN_SPAN_SECONDS
 from cubatch.search import trial_rules
 from cubatch.search.events import Event
 from cubatch.search.noise import usable
@@ -95,13 +94,6 @@ def test_sizes_asked_for_are_each_visited_once_before_any_twice_and_none_is_adde
     assert visits == sorted(visits)
     assert all(any(timing.round == 0 for timing in measured.of(n)) for n in (1, 7, 48, 100))
     assert (measured.added, set(statuses(measured))) == ((), {1, 7, 48, 100})
-
-
-def test_a_timing_spans_its_minimum() -> None:
-    """Steps of 0.3 ms are repeated until they span the minimum; long ones run once."""
-    measured = go(FakeDevice(affine(3e-4, 0.0)), given(1))
-    assert all(t.repeats * 3e-4 >= MIN_SPAN_SECONDS > (t.repeats - 1) * 3e-4 for t in measured.timings)
-    assert {t.repeats for t in go(FakeDevice(FLAT), given(1)).timings} == {1}
 
 
 def test_the_prepared_size_is_not_prepared_again() -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from cubatch.measure.goal import Goal
-from cubatch.measure.records import Candidate, Recorder
+from cubatch.measure.records import Recorder
 from cubatch.tuning import ladder
 from cubatch.tuning.request import Request
-from tests.fakes import ColdStart, FakeDevice, affine
+from tests.fakes import FakeDevice, affine
 from tests.unit.search.walking import (
-    FLAT,
     SIZES,
     Sessions,
     SlowFirst,
@@ -63,27 +62,6 @@ def test_added_sizes_are_told_to_the_keeper_and_are_multiples() -> None:
     assert book.measured.added == measured.added
     assert set(sizes) <= set(statuses(measured))
     assert all(text.startswith("between ") for candidate in measured.added for text in candidate.reasons)
-
-
-@pytest.mark.parametrize("budget", [2.0, 0.5, 0.01])
-@pytest.mark.parametrize("first", [0.01, 1.5, 20.0])
-def test_a_budget_that_holds_one_step_gives_an_answer(budget: float, first: float) -> None:
-    """The first step of a run may compile and does not count, and one step that came back is a reading."""
-    device = FakeDevice(affine(0.9 * min(first, budget), 1e-3), behaviours=(ColdStart(0.0, 1.0, first_step=10.0),))
-    measured, result = seek(device, 512, budget=budget)
-    assert result.fastest_batch_size is not None
-    assert measured.timings
-    assert set(statuses(measured)) >= {1, 2, 512}
-
-
-def test_the_first_step_of_a_run_does_not_count() -> None:
-    """100 s of compiling before a step of 20 ms, where a hang's limit would be 30 s and the budget is 60."""
-    device = FakeDevice(FLAT, behaviours=(ColdStart(slower=0.0, first_step=5000.0),), gives_up=True)
-    sessions = Sessions(device)
-    measured = go(sessions, [Candidate(1, predicted_seconds=0.02)], budget=200.0)
-    assert statuses(measured) == {1: "ok"}
-    assert measured.seconds_spent < 10
-    assert sessions.opened[0].clock.now() > 100
 
 
 @pytest.mark.parametrize("budget", [0.001, 0.5, 2.0, 10.0, 100.0])

@@ -238,12 +238,6 @@ def test_a_first_step_that_hangs_in_a_worker_says_what_allows_longer_ones() -> N
     assert 30 <= sessions.opened[0].clock.now() < 36
 
 
-def test_a_step_of_ten_times_its_prediction_is_no_hang() -> None:
-    """A prediction may be wrong by far more than its interval before a long step counts as hung."""
-    measured = go(FakeDevice(affine(40.0, 0.0)), [Candidate(1, predicted_seconds=4.0)], budget=10_000.0)
-    assert statuses(measured) == {1: "ok"}
-
-
 def test_a_hang_that_came_back_is_a_timeout_too() -> None:
     """Without a limit the step returns after a million seconds: a timeout, and the budget is gone."""
     measured = go(FakeDevice(FLAT, behaviours=(Hangs({16}),)), given())
@@ -251,36 +245,7 @@ def test_a_hang_that_came_back_is_a_timeout_too() -> None:
     assert statuses(measured)[32] == "not_run"
 
 
-@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_clock_that_reads_nonsense_is_an_error(seconds: float) -> None:
-    """No timing of zero, infinite or undefined length is ever kept."""
-    measured = go(FakeDevice(affine(seconds, 0.0)), given(8))
-    assert (statuses(measured), measured.timings) == ({8: "error"}, ())
-
-
 # --- what is no failure of a size's --------------------------------------------------------------------------
-
-
-@attrs.define
-class Pauses(Hangs):
-    """The first steps of some sizes take as long as the process is suspended."""
-
-    seconds: float = 340.0
-    count: int = 1
-
-    def step(self, batch_size: int) -> None:
-        """Pause, so many times."""
-        self._added = self.seconds if batch_size in self.at and self.count > 0 else 0.0
-        self.count -= batch_size in self.at
-
-
-def test_a_pause_of_the_process_costs_no_size_and_no_budget() -> None:
-    """Ctrl-Z for 340 s at the first step of the best size, with a budget of 60 s: it is measured, and is the answer."""
-    measured = go(FakeDevice(RISES, noise=0.005, behaviours=(Pauses({128}),)), given())
-    assert statuses(measured)[128] == "ok"
-    assert answer.answer(given(), measured, goal=Goal(), setting={}).batch_size == 128
-    assert max(timing.seconds for timing in measured.timings) < 1
-    assert measured.seconds_spent < 60
 
 
 class Cancelled(BaseException):
