@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from cubatch.engine import activation_functions, backend, functional
+from cubatch.engine import activation_functions, functional
 from cubatch.errors import InvalidArgument
 from cubatch.memory import blocks
 from cubatch.network.layers import LAYERS
@@ -114,23 +114,6 @@ def test_an_infinite_gradient_where_a_curve_is_flat_stays_out(kind, saved):
     np.testing.assert_array_equal(dx, [0, 0, np.inf])
 
 
-def test_a_prepared_activation_repeats_the_call():
-    """Recording keeps the calls of several pieces, so new contents of the same arrays give new results."""
-    random = np.random.default_rng(0)
-    x, dy, y, dx = np.empty((4, 50))
-    workspace = np.empty(blocks.Curve(itemsize=8).num_bytes(20, 1), np.uint8)
-    for kind in KINDS:
-        kept = x if LAYERS[kind].backward_reads == {"x"} else y
-        there = backend.prepare(functional.activation, x, kind=kind, out=y, workspace=workspace)
-        back = backend.prepare(functional.activation_backward, dy, kept, kind=kind, out=dx, workspace=workspace)
-        for _ in range(2):
-            x[...], dy[...] = random.standard_normal((2, 50)) * 4
-            there()
-            back()
-            np.testing.assert_allclose(y, reference.activation(x, kind=kind), rtol=1e-13, atol=1e-14)
-            np.testing.assert_allclose(dx, reference.activation_backward(dy, x, kind=kind), rtol=1e-13, atol=1e-13)
-
-
 @pytest.mark.parametrize("function", [functional.activation, functional.activation_backward])
 def test_an_unknown_kind_is_an_error_that_lists_the_known(function):
     """The error names the field and every kind there is."""
@@ -198,22 +181,3 @@ def test_scale_backward_computes_what_is_wanted_alone():
     functional.scale_backward(dy, x, s, ds=alone[1])
     for got, want in zip(alone, both, strict=True):
         np.testing.assert_array_equal(got, want)
-
-
-def test_a_prepared_scaling_repeats_the_call():
-    """Recording keeps the calls of several bands, the sums over them included."""
-    random = np.random.default_rng(2)
-    x, dy, y, dx = np.empty((4, 3, 4, 5, 6))
-    s, ds = np.empty((2, 3, 1, 1, 6))
-    need = blocks.Products(itemsize=8, rows=20, channels=6)
-    there = backend.prepare(functional.scale, x, s, out=y)
-    workspace = np.empty(need.num_bytes(1, 7), np.uint8)
-    back = backend.prepare(functional.scale_backward, dy, x, s, dx=dx, ds=ds, workspace=workspace)
-    for _ in range(2):
-        for array in (x, dy, s):
-            array[...] = random.standard_normal(array.shape)
-        there()
-        back()
-        np.testing.assert_array_equal(y, x * s)
-        np.testing.assert_array_equal(dx, dy * s)
-        np.testing.assert_allclose(ds, (dy * x).sum((1, 2), keepdims=True), rtol=1e-13, atol=1e-13)

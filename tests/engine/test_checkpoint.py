@@ -40,7 +40,6 @@ layers = [
 ]
 """
 KILLS = 2  # at random times, which differ from run to run
-EPOCH = ("number", "loss", "test_accuracy", "seconds", "samples_per_second")
 
 
 @pytest.fixture(scope="module")

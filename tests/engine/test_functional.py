@@ -11,7 +11,7 @@ from cubatch.errors import InvalidArgument
 from cubatch.memory import blocks as scratch_blocks, conv_blocks
 from cubatch.network.windows import conv_shape
 from tests.checks import assert_within, gamma
-from tests.engine.slopes import U, check_gradient
+from tests.engine.slopes import U
 from tests.kernels import cases
 from tests.kernels.conftest import Target
 from tests.kernels.passes import Passes, clamped
@@ -77,16 +77,6 @@ def test_linear_dgrad_adds_to_what_is_there_and_applies_a_slope(rows, is_tight, 
     assert_within(out, np.where(passes, wide, 0), np.where(passes, bound, 0), label=str((rows, ends)))
 
 
-def test_relu_in_conv2d_is_relu_of_conv2d():
-    """Clamping in the cache changes when, not what."""
-    random = np.random.default_rng(1)
-    x, w = random.standard_normal((3, 6, 5, 4)), random.standard_normal((3, 3, 3, 4))
-    plain = functional.conv2d(x, w, pad=(1, 1, 1, 1))
-    clamped = functional.conv2d(x, w, pad=(1, 1, 1, 1), relu=True)
-    assert (plain < 0).any()
-    np.testing.assert_array_equal(clamped, np.maximum(plain, 0))
-
-
 @pytest.mark.parametrize("groups", [1, 4], ids=["full", "depthwise"])
 def test_shards_of_a_batch_give_the_batch(groups):
     """A team hands each member some samples: outputs and input gradients side by side, filter gradients summed."""
@@ -100,20 +90,6 @@ def test_shards_of_a_batch_give_the_batch(groups):
     summed = sum(functional.conv2d_wgrad(x[part], dy[part], dw=np.empty_like(w), **options) for part in parts)
     np.testing.assert_allclose(np.concatenate([functional.conv2d(x[part], w, **options) for part in parts]), y)
     np.testing.assert_allclose(summed, whole, rtol=1e-12, atol=1e-12)
-
-
-def test_conv2d_gradients_are_the_slopes_of_conv2d():
-    """Finite differences know nothing of how the gradients are computed."""
-    random = np.random.default_rng(3)
-    x, w, b = random.standard_normal((2, 6, 7, 4)), random.standard_normal((6, 3, 2, 2)), random.standard_normal(6)
-    options = {"stride": (2, 1), "pad": (1, 2, 0, 1), "dilation": (2, 2), "groups": 2}
-    weights = random.standard_normal(functional.conv2d(x, w, b, **options).shape)
-    dw, db = np.empty_like(w), np.empty_like(b)
-    functional.conv2d_wgrad(x, weights, dw=dw, db=db, **options)
-    dx = functional.conv2d_dgrad(weights, w, x_shape=x.shape, **options)
-    check_gradient(lambda value: (functional.conv2d(value, w, b, **options) * weights).sum(), x, dx)
-    check_gradient(lambda value: (functional.conv2d(x, value, b, **options) * weights).sum(), w, dw)
-    check_gradient(lambda value: (functional.conv2d(x, w, value, **options) * weights).sum(), b, db)
 
 
 def test_linear_works_on_the_last_axis_of_any_rank():
@@ -139,16 +115,3 @@ def test_a_few_rows_through_a_large_filter_meet_all_of_its_outputs(rows, k, c, s
     wide_x, wide_w = x.astype(np.float64), w.astype(np.float64)
     bound = gamma(c + 1, 2.0**-24) * (abs(wide_x) @ abs(wide_w).T + abs(b))
     assert_within(out, wide_x @ wide_w.T + b, bound, axes="nk")
-
-
-def test_linear_gradients_are_the_slopes_of_linear():
-    """Finite differences know nothing of how the gradients are computed."""
-    random = np.random.default_rng(5)
-    x, w, b = random.standard_normal((2, 3, 4)), random.standard_normal((5, 4)), random.standard_normal(5)
-    weights, dw, db = random.standard_normal((2, 3, 5)), np.empty_like(w), np.empty_like(b)
-    functional.linear_wgrad(x, weights, dw=dw, db=db)
-    check_gradient(
-        lambda value: (functional.linear(value, w, b) * weights).sum(), x, functional.linear_dgrad(weights, w)
-    )
-    check_gradient(lambda value: (functional.linear(x, value, b) * weights).sum(), w, dw)
-    check_gradient(lambda value: (functional.linear(x, w, value) * weights).sum(), b, db)
