@@ -30,15 +30,6 @@ from tests.unit.tuning.forecasts import GO, SAW, SIZES, V100, ask, rates
 # --- the rule ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.case("titan-x-test-batch")
-def test_the_answer_is_the_smallest_size_within_tolerance_of_the_best(planted):
-    """198.5 of 200 samples/s is within 1 %, 150 is not; with no tolerance the best itself."""
-    planted(SAW)
-    assert (ask().batch_size, ask().fastest_batch_size) == (32, 64)
-    assert ask(tolerance=0.0).batch_size == 64
-    assert ask(tolerance=0.3).batch_size == 16
-
-
 def test_by_latency_it_is_the_largest_size_within_tolerance_of_the_lowest(planted):
     """8 and 16 samples take as long; the largest of them is the answer."""
     planted({8: 1.0, 16: 1.005, 32: 1.5, 64: 3.0, 128: 6.0})

@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 import pytest
 
-from cubatch.errors import DoesNotFit, InvalidArgument, InvalidData, UnsupportedDtype
+from cubatch.errors import DoesNotFit, InvalidArgument, InvalidData
 from cubatch.estimate import expected, roofline
 from cubatch.estimate.predictions import PassPrediction, Scales, StepPrediction
 from cubatch.estimate.step import predict_step
@@ -240,12 +240,6 @@ def test_a_gpu_without_the_facts_has_them_named(library, lost, named):
     with pytest.raises(InvalidArgument) as caught:
         ask(device=attrs.evolve(V100, **lost), library=library)
     assert named in str(caught.value)
-
-
-def test_a_dtype_that_the_gpu_lacks_is_refused():
-    """tf32 came with sm_80."""
-    with pytest.raises(UnsupportedDtype, match="tf32"):
-        ask(dtype="tf32")
 
 
 @pytest.mark.parametrize(

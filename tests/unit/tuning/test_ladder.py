@@ -9,7 +9,6 @@ import attrs
 import pytest
 from hypothesis import assume, given, settings, strategies as st
 
-from cubatch.errors import DoesNotFit, InvalidArgument
 from cubatch.estimate.on_sms import first_grid
 from cubatch.estimate.step import predict_step
 from cubatch.hardware import memory_limit as hardware_memory, probe
@@ -159,20 +158,6 @@ def test_predicted_seconds_are_those_of_the_model_for_the_library(library: str, 
     assert [c.predicted_seconds for c in found] == pytest.approx(list(step.seconds), rel=1e-12)
 
 
-def test_predicted_seconds_of_a_recomputed_step_are_longer() -> None:
-    """The forward passes that the backward pass repeats are predicted too."""
-    options: dict[str, Any] = {"device": V100, "batch_sizes": [28], "mode": "training"}
-    plain, again = (ladder.candidates("go-net", **options, recompute=recompute) for recompute in (False, True))
-    assert (again[0].predicted_seconds or 0) > 1.1 * (plain[0].predicted_seconds or 0) > 0
-
-
-def test_predicted_seconds_are_the_rooflines_where_a_fact_is_missing() -> None:
-    """28 boards of 2 x 361 x 9 x 128 x 128 FLOP at 15.67 TFLOP/s (compute-bound), on a GPU of unknown SMs."""
-    bare = attrs.evolve(probe.device(V100), num_sms=None)
-    found = ladder.candidates(GO, device=bare, batch_sizes=[28])
-    assert found[0].predicted_seconds == pytest.approx(28 * 2 * 361 * 9 * 128**2 / 15.67e12, rel=1e-6)
-
-
 def test_a_gpu_of_unknown_sms_has_no_teeth() -> None:
     """Without the number of SMs there are powers of two and limits, and no guess."""
     bare = Device(name="bare", memory_bytes=8 * 2**30)
@@ -213,24 +198,6 @@ def test_batch_sizes_above_the_memory_limit_are_marked() -> None:
     assert [c.over_limit for c in found] == [False, False, True]
     assert found[2].predicted_peak_bytes is not None
     assert found[2].predicted_peak_bytes > 2**30
-
-
-def test_a_size_asked_for_above_max_batch_size_is_a_contradiction() -> None:
-    """Neither argument is silently preferred."""
-    with pytest.raises(InvalidArgument) as caught:
-        ladder.candidates(GO, device=V100, batch_sizes=[8, 64], max_batch_size=32)
-    assert (caught.value.field, caught.value.value) == ("batch_sizes", 64)
-    assert "32" in str(caught.value)
-
-
-def test_less_memory_than_one_sample_is_said_with_both_numbers() -> None:
-    """Not even batch size 1 fits: an error about memory that carries needed and available bytes."""
-    with pytest.raises(DoesNotFit) as caught:
-        ladder.candidates("vgg16", device=V100, memory_limit="1MiB")
-    assert caught.value.available_bytes == 2**20
-    assert caught.value.needed_bytes is not None
-    assert caught.value.needed_bytes > 138_357_544 * 4
-    assert isinstance(caught.value, MemoryError)
 
 
 # --- bounds of every ladder ----------------------------------------------------------------------------------

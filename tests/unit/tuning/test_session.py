@@ -39,23 +39,6 @@ def test_a_subject_of_four_members_is_tuned_and_cached(tmp_path):
     assert [m.timings_seconds for m in again.measurements] == [m.timings_seconds for m in first.measurements]
 
 
-def test_an_interrupted_subject_hands_out_what_there_is(tmp_path):
-    """What was measured is on the exception, and cached: the rerun measures the rest."""
-
-    def interrupt(event):
-        if event.kind == "timing":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt) as stop:
-        tune(tmp_path / "kept", 8, 64, progress=interrupt)
-    assert stop.value.is_kept
-    (timed,) = (m for m in stop.value.partial.measurements if m.timings_seconds)
-    result, _ = tune(tmp_path / "kept", 8, 64)
-    measured = {m.batch_size: m.timings_seconds for m in result.measurements}
-    assert measured[timed.batch_size][: len(timed.timings_seconds)] == timed.timings_seconds
-    assert result.batch_size == 64
-
-
 class Told(Sheet):
     """Knows something before, and something after measuring: then that half as much fits."""
 

@@ -12,7 +12,6 @@ import pytest
 
 import cubatch as cb
 from cubatch.cli import train as command
-from cubatch.engine import checkpoint
 from cubatch.tuning.results import TuningResult
 from tests.unit.tuned import measurement, tuned
 
@@ -54,6 +53,7 @@ def untrained(monkeypatch):
         ({"save": "a.pt"}, "save"),
         ({"checkpoint": "nowhere/a.npz"}, "checkpoint"),
         ({"weights": "a.pt"}, "file"),
+        ({"batch_size": "auto", "epochs": 0}, "epochs"),
         ({"batch_size": "auto", "checkpoint_seconds": math.nan}, "checkpoint_seconds"),
         ({"batch_size": "auto", "target_batch_size": 10**6}, "target_batch_size"),
     ],
@@ -111,13 +111,3 @@ def test_auto_takes_the_answer_of_tuning_for_the_same_step(monkeypatch):
         "mode": "training", "max_batch_size": 800, "dtype": "float32", "optimizer": "adam", "recompute": False,
         "seed": 7,
     }  # fmt: skip
-
-
-@pytest.mark.usefixtures("untrained")
-def test_a_run_that_is_kept_is_not_tuned_again(tmp_path, monkeypatch):
-    """Another answer would be refused as another setting."""
-    seen = []
-    monkeypatch.setattr("cubatch.engine.train.train", lambda *_, **options: seen.append(options["batch_size"]))
-    checkpoint.write(tmp_path / "c.npz", checkpoint.Checkpoint(settings={"batch_size": 48}, conditions={}))
-    cb.train(NETWORK, **SHORT | {"batch_size": "auto", "checkpoint": tmp_path / "c.npz"})
-    assert seen == [48]

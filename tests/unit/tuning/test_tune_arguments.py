@@ -28,7 +28,7 @@ NAN = math.nan
         )],
         *[({"max_batch_size": value}, errors.InvalidArgument, "max_batch_size") for value in (0, 2.5, NAN, "8", True)],
         *[({"memory_limit": value}, errors.InvalidArgument, "memory_limit") for value in (0, -1, NAN, "8 lots", "0%")],
-        *[({"latency_limit": value}, errors.InvalidArgument, "latency_limit") for value in (0, -1.0, NAN, "1", True)],
+        *[({"latency_limit": value}, errors.InvalidArgument, "latency_limit") for value in (0, NAN, math.inf, True)],
         *[({"tolerance": value}, errors.InvalidArgument, "tolerance") for value in (-0.1, 1, NAN, "1%", None, True)],
         *[({"budget": value}, errors.InvalidArgument, "budget") for value in (0, -1, NAN, math.inf, "60", None, True)],
         *[({"seed": value}, errors.InvalidArgument, "seed") for value in (-1, 0.5, "0", None, True)],

@@ -137,28 +137,6 @@ def test_one_step_and_the_reference_live_at_a_time(virtual):
     assert alive == []
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
-def test_an_interrupted_callable_hands_out_what_there_is(virtual, stop):
-    """Nothing is stored, but what was measured is on the exception."""
-
-    def make_step(n):
-        def step():
-            steps.append(n)
-            if steps.count(8) > 5:
-                raise stop
-
-        return step
-
-    steps = []
-    with pytest.raises(stop) as caught:
-        autotune_callable(make_step, max_batch_size=8, device="cpu", batch_sizes=[1, 8], budget=30.0)
-    partial = caught.value.partial
-    counts = {m.batch_size: len(m.timings_seconds) for m in partial.measurements}
-    assert 0 < counts[8] <= 5
-    assert counts[1] > 0
-    assert set(statuses(partial).values()) == {"interrupted"}
-
-
 def test_a_memory_limit_that_nobody_watches_is_said():
     """On the CPU neither CuPy nor PyTorch tells what a step holds."""
 
@@ -174,9 +152,7 @@ def test_a_memory_limit_that_nobody_watches_is_said():
     [
         ({"max_batch_size": None}, "max_batch_size"),
         ({"batch_sizes": [128]}, "batch_sizes"),
-        ({"budget": 0}, "budget"),
         ({"device": "tpu"}, "device"),
-        ({"progress": 1}, "progress"),
     ],
     ids=str,
 )
