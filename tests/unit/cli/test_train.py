@@ -121,14 +121,6 @@ def test_interrupted_training_says_where_it_is_kept(run, train, tmp_path, monkey
     )
 
 
-def test_train_checks_its_arguments_before_it_tunes(run, monkeypatch, tmp_path):
-    """A folder without data, or no epochs, is an error at once, not after a minute of tuning."""
-    monkeypatch.setattr("cubatch.tuning.tune.autotune", lambda *_, **__: pytest.fail("it tuned first"))
-    sample = ROOT / "tests" / "data" / "mnist-sample"
-    for arguments in (["--data", tmp_path], ["--data", sample, "--epochs", "0"], ["--data", sample, "--lr", "-1"]):
-        assert run("train", "mnist-cnn", *arguments)[0] == (1 if tmp_path in arguments else 2)
-
-
 def test_a_target_is_cut_by_what_was_measured(run, autotune, train):
     """Of the sizes that divide 384 the recorded tuning is fastest at 128: why is said, and no size above is tried."""
     sample = ROOT / "tests" / "data" / "mnist-sample"

@@ -91,29 +91,6 @@ def test_peaks_that_are_not_known_stay_unknown(device: Device, dtype: str, peak:
     assert device_arithmetic.peak_flops_per_second(device, dtype) == peak
 
 
-@pytest.mark.parametrize(
-    ("capability", "has", "dtype", "expected"),
-    [
-        ((7, 0), True, "float16", True),
-        ((7, 0), True, "bfloat16", False),
-        ((7, 5), True, "tf32", False),
-        ((8, 0), True, "tf32", True),
-        ((8, 0), True, "float32", False),
-        ((6, 1), False, "float16", False),
-        ((7, 5), None, "float16", None),
-    ],
-)
-def test_tensor_cores_take_the_dtypes_of_their_generation(
-    capability: tuple[int, int],
-    has: bool | None,
-    dtype: str,
-    expected: bool | None,
-) -> None:
-    """Volta and Turing multiply float16 only; tf32 and bfloat16 came with sm_80 (CUDA C++ Programming Guide)."""
-    device = Device(name="x", compute_capability=capability, tensor_cores=has)
-    assert device_arithmetic.has_tensor_cores(device, dtype) is expected
-
-
 def test_inference_passes_are_forward_and_leave_dropout_out() -> None:
     """Dropout does nothing in inference."""
     net = Network(input_shape=(1, 1, 4), layers=[Linear(k=3, name="a"), Dropout(name="d"), Linear(k=2, name="b")])

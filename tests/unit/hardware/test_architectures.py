@@ -140,6 +140,8 @@ def test_tensor_cores_came_with_volta_and_their_types_with_ampere(name, table):
     assert architectures.of(capability).has_tensor_cores is (None if capability == (7, 5) else capability >= (7, 0))
     board = gpu(table, tensor_cores=bool(dtypes))
     assert [one for one in ("float16", "bfloat16", "tf32") if arithmetic.has_tensor_cores(board, one)] == dtypes
+    assert arithmetic.has_tensor_cores(board, "float32") is False
+    assert arithmetic.has_tensor_cores(gpu(table), "float16") is (None if dtypes else False)
     assert ("tf32" in arithmetic.supported_dtypes(board)) == (capability >= (8, 0))
     if "tensor_cores" in table:
         assert table["tensor_cores"] == SMS[capability].tensor_cores

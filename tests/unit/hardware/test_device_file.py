@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 import cubatch
 from cubatch.errors import DeviceNotAvailable, InvalidArgument, UnknownName
 from cubatch.hardware import catalogue, device_file, probe
-from tests.unit.commands import in_process
 from tests.unit.hardware.printed import FIELDS
 
 ROOT = Path(cubatch.__file__).parents[1]
@@ -199,17 +197,3 @@ def test_it_goes_wherever_a_device_does(write):
         ):
             with pytest.raises(DeviceNotAvailable, match=r"'RTX 3060 at 115 W' cannot be used: .* in no machine"):
                 measure()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("predict lenet5 --batch-sizes 8 --devices t4,", "RTX 3060 at 115 W"),  # a list is split by another function
-        ("memory lenet5 --device ", '"memory": 12662603776'),  # 12 GiB less the context of 28 SMs
-    ],
-)
-def test_a_command_that_plans_takes_the_file(write, monkeypatch, capfd, arguments, words):
-    """As the last word, in JSON."""
-    code, out, _ = in_process(monkeypatch, capfd)(*(arguments + write(EXAMPLE)).split(), "--json", "-")
-    assert code == 0
-    assert words in json.dumps(json.loads(out))

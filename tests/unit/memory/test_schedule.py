@@ -353,14 +353,16 @@ def test_products_compute_the_sums_of_the_norms_next_to_them() -> None:
 
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("mode", ["training", "inference"])
-def test_only_training_on_cubatch_kernels_sums_norms_in_products(library: str, mode: str) -> None:
-    """Elsewhere the switch changes nothing; a depthwise convolution and a norm behind another norm share no sums."""
+def test_only_training_on_cubatch_kernels_changes_what_products_do(library: str, mode: str) -> None:
+    """Elsewhere the switches change nothing; a depthwise convolution and a norm behind a norm share no sums."""
     program = schedule(ACTIVATED, mode, library=library, experimental={"norm_sums"})
     summed = {(op.kind, op.summed.name) for op in program.ops if op.summed is not None}
     shares = library == "cubatch" and mode == "training"
     assert summed == ({("forward", "norm"), ("forward", "norm6"), ("backward", "norm6")} if shares else set())
     if not shares:
         assert program == schedule(ACTIVATED, mode, library=library)
+    curved = schedule(CURVED, mode, library=library, experimental={"gelu_products"})
+    assert (curved == schedule(CURVED, mode, library=library)) != shares
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -383,14 +385,6 @@ def test_products_apply_the_slope_of_a_gelu_of_another_product(recompute: bool) 
     for op in slopes.values():
         assert op.node
         assert program.buffers[op.reads["curved"]].shape == op.node.layer.input_shape
-
-
-@pytest.mark.parametrize("library", LIBRARIES)
-@pytest.mark.parametrize("mode", ["training", "inference"])
-def test_only_training_on_cubatch_kernels_applies_slopes_in_products(library: str, mode: str) -> None:
-    """Elsewhere the switch changes nothing."""
-    program = schedule(CURVED, mode, library=library, experimental={"gelu_products"})
-    assert (program == schedule(CURVED, mode, library=library)) == (library != "cubatch" or mode != "training")
 
 
 @pytest.mark.parametrize(("name", "blocks"), [("vit-base", 12), ("convnext-tiny", 18)])

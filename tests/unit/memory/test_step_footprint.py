@@ -323,27 +323,6 @@ def test_a_memory_that_is_no_size_is_refused(value):
         assert caught.value.field == "memory"
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "field"),
-    [
-        ({"dtype": "float16"}, errors.UnsupportedDtype, "dtype"),
-        ({"device": "h300"}, errors.InvalidArgument, "device"),
-        ({"device": V100, "dtype": "float16", "library": "im2col"}, errors.UnsupportedDtype, "dtype"),
-        ({"device": V100, "dtype": "tf32"}, errors.UnsupportedDtype, "dtype"),
-    ],
-)
-def test_words_that_mean_nothing_are_refused(options, error, field):
-    """Every word is checked before anything is computed, by all three functions alike."""
-    for call in (
-        functools.partial(footprint, "mlp", batch_size=1),
-        functools.partial(max_batch_size, "mlp", "1GiB"),
-        functools.partial(rules_of_thumb, "mlp"),
-    ):
-        with pytest.raises(error) as caught:
-            call(**{"device": "cpu"} | options)
-        assert caught.value.field == field
-
-
 def test_kernels_that_cannot_be_planned_say_what_is_missing():
     """16 bits need our kernels, which need the number of SMs: the error names it, and no library that nobody chose."""
     unknown = Device(name="prototype", compute_capability=(9, 0), memory_bytes=1 << 34)

@@ -10,7 +10,6 @@ import pytest
 from cubatch.errors import InvalidArgument, MissingDependency
 from cubatch.report import plot
 from cubatch.report.plots import style
-from tests.unit.predictions import predicted
 from tests.unit.tuned import measurement, result_of
 
 pytest.importorskip("matplotlib")
@@ -60,23 +59,6 @@ def test_the_figure_names_what_was_measured_where_and_the_answer(tmp_path):
     assert "within 1 % of the best" in shown
     assert "largest that fits in 1.00 GiB: 200" in shown
     assert not [text for text in shown if "redicted" in text]
-
-
-def test_a_prediction_is_called_one_in_title_axis_and_legend(tmp_path):
-    """A picture travels without its caption."""
-    path = tmp_path / "curve.svg"
-
-    plot.tuning_curve(predicted(tied_with=()), path)
-
-    shown = texts(path)
-    assert "Predicted: tiny-net, samples per second by batch size" in shown
-    assert "samples/s (predicted)" in shown
-    assert {
-        "predicted",
-        "recommended: 32",
-        "predicted fastest: 64",
-        "predicted batch 32: 2 000 samples/s",
-    } <= set(shown)
 
 
 @pytest.mark.parametrize(

@@ -17,24 +17,6 @@ def of(rates, **more):
     return TuningResult.from_mapping(about(rates, **more))
 
 
-def test_the_row_of_the_answer_is_marked_and_says_time_rate_and_share():
-    """64 samples at 3000 per second take 21.3 ms, and 3000 is 99.3 % of 3020; memory comes from the plan."""
-    grid = tuning_grid(result_of())
-    assert row_of(grid, 64) == {
-        "": "→", "batch": "64", "time": "21.3 ms", "samples/s": "3 000", "±": "± 2.0 %", "of best": "99.3 %",
-        "samples/J": None, "memory plan": "64.00 MiB", "memory real": None, "roofline": None, "status": "",
-        "reasons": "coulom n=1, crest 2 of conv3_2",
-    }  # fmt: skip
-    assert grid.marked == {rows_of(grid).index(row_of(grid, 64))}
-    assert [row["batch"] for row in rows_of(grid)] == ["16", "32", "64", "128", "256"]
-
-
-def test_what_the_engine_measured_of_memory_and_roofline_is_shown():
-    """Beside the plan what was really taken; and the share of the roofline."""
-    row = row_of(tuning_grid(result_of(measurements=[measurement(8, 0.1, peak_bytes=2**20, roofline_fraction=0.4)])), 8)
-    assert (row["memory plan"], row["memory real"], row["roofline"]) == ("8.00 MiB", "1.00 MiB", "40.0 %")
-
-
 def test_a_sole_size_that_happened_to_be_measured_is_not_called_the_answer():
     """It has no mark: there is no recommendation."""
     others = [measurement(n, status="error") for n in (2, 4, 8, 16)]
@@ -72,17 +54,6 @@ def test_energy_shows_samples_per_joule_and_ranks_by_it():
     )  # fmt: skip
     row = row_of(tuning_grid(result), 32)
     assert (row["samples/J"], row["of best"]) == ("2", "50.0 %")
-
-
-def test_the_reasons_of_the_result_stand_beneath_as_they_are():
-    """The first apart, then every other a point of its own, then the marks, of which a tied size carries one."""
-    grid = tuning_grid(result_of(tied_with=[32], reasons=["Use 64.", "Why.", "And more."]))
-    assert grid.notes == (
-        "Use 64.",
-        ("Why.", "And more."),
-        "→ recommended, ▲ fastest, ≈ tied with the fastest, dropped: cannot be the recommendation, by its timings.",
-    )
-    assert row_of(grid, 32)[""] == "≈"
 
 
 @pytest.mark.parametrize("width", [70, 80, 95, 110])
