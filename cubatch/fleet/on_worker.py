@@ -61,8 +61,8 @@ def measure(spec: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, st
         options: Further arguments of `autotune` by name.
 
     Returns:
-        dict: "worker", the address of the worker; also "result", a `TuningResult` in JSON, or "error", the message of a
-            CubatchError. Dask cannot pickle an error class of two parents.
+        dict: "result", a `TuningResult` in JSON; or "error", the message of a CubatchError. Dask cannot pickle an error
+            class of two parents.
     """
     from distributed import Lock, get_worker
 
@@ -72,6 +72,6 @@ def measure(spec: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, st
         options = {"memory_limit": int(_DASK_SHARE * worker.memory_manager.memory_limit), **options}
     with Lock(f"cubatch {device.uuid or socket.gethostname()}"):
         try:
-            return {"worker": worker.address, "result": tune.autotune(dict(spec), **options).to_json()}
+            return {"result": tune.autotune(dict(spec), **options).to_json()}
         except CubatchError as error:
-            return {"worker": worker.address, "error": str(error)}
+            return {"error": str(error)}
