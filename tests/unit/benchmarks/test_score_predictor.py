@@ -6,7 +6,7 @@ import attrs
 import numpy as np
 import pytest
 
-from benchmarks.predictor import fitting
+from benchmarks.predictor import fitting, score_launches
 from benchmarks.score_predictor import errors, score_source
 from tests.unit.benchmarks.building import LAYERS, model_of, rows_of
 
@@ -67,3 +67,23 @@ def test_rows_that_were_fitted_are_predicted_anew_and_others_by_the_model(refitt
         "neusight, unseen GPU, held out, 10 anchors": (16, 0.0),
     }
     assert scores["neusight, unseen GPU, 10 anchors"][1] < 20
+
+
+def timed(name, seconds, *, dtype="float16", side="vendor"):
+    """An item of a GPU pass: a linear layer of 32 samples that one entry has timed."""
+    layer = {"type": "linear", "c": 256, "k": 256}
+    entries = [{"name": name, "side": side, "seconds": seconds}]
+    return {
+        "status": "ok",
+        "result": {"case": {"layer": layer, "batch_size": 32, "pass": "fprop", "dtype": dtype}, "entries": entries},
+    }
+
+
+def test_launches_are_scored_on_the_vendors_kernels_of_tensor_cores():
+    """A longer launch moves every prediction by as much; float32, cubatch's kernels and NCHW images do not count."""
+    others = [timed("a", 1.0, dtype="float32"), timed("b", 1.0, side="ours"), timed("c, NCHW", 1.0)]
+    result = {"stages": [{"name": "gemm", "items": [timed("cuBLAS", 5e-6), *others]}, {"name": "tune", "items": [{}]}]}
+    ((predicted, measured),) = score_launches.ratios(result)["linear"]
+    assert (4e-6 < predicted < 6e-6, measured) == (True, 5e-6)
+    errors = score_launches.scores([(6e-6, 5e-6)])["mean_error_by_launch"]
+    assert (errors["4"], errors["3"], errors["9"]) == (20.0, 0.0, 120.0)

@@ -6,7 +6,7 @@ import attrs
 import numpy as np
 import pytest
 
-from cubatch.estimate.vendor.fitted import Fitted, lanes, sustained
+from cubatch.estimate.vendor.fitted import LAUNCH_MICROSECONDS, Fitted, lanes, shipped, sustained
 from cubatch.estimate.vendor.trees import Trees
 from cubatch.hardware import catalogue
 from cubatch.hardware.facts import Device
@@ -25,6 +25,14 @@ def model_of(*, trees=None, scales=None, **changes):
     """A model without launches and bytes: all time is arithmetic."""
     known = {"v100-pcie-32gb": (1.25, 0.75)} if scales is None else scales
     return Fitted("neusight", constants_of(), known, trees, 0.125, 0.25, **changes)
+
+
+def test_tensor_core_launches_take_no_time_of_the_host():
+    """DeepBench's times include the host's calls; launches in float32 are as fitted."""
+    for name in ("deepbench conv tensor", "deepbench gemm tensor"):
+        launches = {value for key, value in shipped(name).constants.items() if key.startswith("launch ")}
+        assert launches == {LAUNCH_MICROSECONDS}
+    assert shipped("deepbench gemm").constants["launch tiles"] > 2 * LAUNCH_MICROSECONDS
 
 
 # --- its file ------------------------------------------------------------------------------------------------
