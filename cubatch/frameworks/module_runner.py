@@ -70,7 +70,9 @@ class ModuleRunner(BoundedRunner):
         self.is_compiled = hasattr(module, "_orig_mod")
         self.compile_seconds = 0.0
         self._compiled: dict[int, float] = {}
-        self._start, self._scales, self._fixed_output = start, True, 0
+        self._start, self._scales = start, True
+        self._rowless: tuple[int, ...] = ()
+        self._traced_size = 0
         self._arguments: Any = None
         self._bind: Callable[[Callable[..., Any]], Callable[[], None]] | None = None
 
@@ -84,8 +86,9 @@ class ModuleRunner(BoundedRunner):
         remarks += self._inputs.remarks()
         if not self._scales:
             remarks.append(Remark(code="step_does_not_grow", values={}))
-        elif self._fixed_output > 1 and not self._kind.training:  # in training it may be several losses
-            remarks.append(Remark(code="output_stays", values={"count": self._fixed_output}))
+        elif len(self._rowless) > self._kind.training:  # in training a single axis may hold several losses
+            values = {"shape": str(self._rowless), "count": self._traced_size}
+            remarks.append(Remark(code="output_stays", values=values))
         if self._inputs.is_uneven:
             remarks.append(Remark(code="uneven_samples", values={}))
         if self._guessed:
@@ -168,7 +171,7 @@ class ModuleRunner(BoundedRunner):
         """Back up the parameters that a step modifies, or all without a trace (None); return the bytes left for it."""
         if walked is not None:
             self._inputs, self._scales = self._inputs.held(walked.constant), walked.scales is not False
-            self._fixed_output = walked.fixed_output
+            self._rowless, self._traced_size = walked.rowless, max(walked.known)
         return self._put_aside(walked, self._memory_limit)
 
     def _reference_step(self, prepared: Callable[[], None]) -> Callable[[], object]:  # noqa: ARG002 - of the same batch

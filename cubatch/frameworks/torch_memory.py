@@ -70,7 +70,8 @@ class Walk:
     # operations whose results depend on data and are assumed: see `data_dependent`
     guessed: frozenset[str] = frozenset()
     written: frozenset[str] = frozenset()  # names of the parameters that the step modifies in place
-    elements: tuple[int, int] = (0, 0)  # elements of the module's output, and of the results of all its operations
+    outputs: tuple[tuple[int, ...], ...] = ()  # shapes of the tensors in the module's output
+    elements: int = 0  # elements of the results of all its operations
     # bytes at the peak for each part in PARTS: weights, inputs, gradients, optimizer
     parts: Mapping[str, int] = attrs.field(factory=dict, hash=False)
     operators: tuple[Operator, ...] = ()  # the calls of the step that take time, in their order, if they are recorded
@@ -95,7 +96,8 @@ class Peaks:
     written: frozenset[str] = frozenset()
     # whether the output, or the number of elements that operations compute, grows with the batch; None if unknown
     scales: bool | None = None
-    fixed_output: int = 0  # elements of the module's output if they are the same at all traced sizes, else 0
+    # shape of the module's output for the largest traced size if no tensor has a row for each sample; else ()
+    rowless: tuple[int, ...] = ()
     constant: tuple[Any, ...] = ()  # inputs that a trace needs to be the same at all sizes, by path
 
     def at(self, batch_size: int) -> int:
@@ -194,10 +196,29 @@ def peaks(
             break
         known[largest] = walks[largest].peak_bytes
     guessed = frozenset().union(*(walk.guessed for walk in walks.values()))
-    (_, least), *_, (_, largest_walk) = sorted(walks.items())
-    scales = any(more > less for less, more in zip(least.elements, largest_walk.elements, strict=True))
-    fixed = least.elements[0] if len({walk.elements[0] for walk in walks.values()}) == 1 else 0
-    return Peaks(known, turned, guessed, frozenset().union(*(walk.written for walk in walks.values())), scales, fixed)
+    ends = walks[min(walks)], walks[max(walks)]
+    counts = [(sum(map(math.prod, walk.outputs)), walk.elements) for walk in ends]
+    scales = any(few < many for few, many in zip(*counts, strict=True))
+    written = frozenset().union(*(walk.written for walk in walks.values()))
+    return Peaks(known, turned, guessed, written, scales, _rowless(walks))
+
+
+def _rowless(walks: Mapping[int, Walk]) -> tuple[int, ...]:
+    """
+    Return the shape of the module's output for the largest batch if no tensor has a row for each sample; else ().
+
+    There is a row for each sample if the first axis longer than 1 grows and reaches the batch size. There is one too if
+    an axis equals the batch size. An output of one element is a loss. Shapes that depend on data do not count.
+    """
+    (few, first), *_, (many, last) = sorted(walks.items())
+    has_loss = any(math.prod(shape) == 1 for shape in last.outputs)
+    if has_loss or last.guessed or len(first.outputs) != len(last.outputs):
+        return ()
+    for before, after in zip(first.outputs, last.outputs, strict=True):
+        axes = [(low, high) for low, high in zip(before, after, strict=False) if high > 1]
+        if (few, many) in axes or (axes and axes[0][0] < axes[0][1] >= many):
+            return ()
+    return max(last.outputs, key=len, default=())
 
 
 def peaks_of(
@@ -285,12 +306,12 @@ def walked(
             watch.mark("inputs", [made])  # at once, as a step may free what a cache holds
             return made
 
-        output = [0]
+        outputs: list[tuple[int, ...]] = []
 
         def call(*positional: Any, **keyword: Any) -> Any:
             watch.batch += 1
             made = module(*positional, **keyword)
-            output[0] = sum(tensor.numel() for tensor in tensors_of(made))
+            outputs[:] = [() if tensor.is_nested else tuple(tensor.shape) for tensor in tensors_of(made)]
             return made
 
         arguments = inputs.batch(batch_size, make)
@@ -327,8 +348,8 @@ def walked(
     watch.check_opaque()
     parts, activations = watch.at_peak()
     return Walk(
-        watch.peak, watch.operations, tuple(time_parts), frozenset(watch.guessed), written, (output[0], watch.elements),
-        parts, tuple(step_operators.merged(watch.operators)), activations, watch.lives(),
+        watch.peak, watch.operations, tuple(time_parts), frozenset(watch.guessed), written, tuple(outputs),
+        watch.elements, parts, tuple(step_operators.merged(watch.operators)), activations, watch.lives(),
     )  # fmt: skip
 
 

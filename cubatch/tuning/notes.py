@@ -106,8 +106,8 @@ _TEXT: Mapping[str, str] = {
         "batch size to inputs, or two batches of different size."
     ),
     "output_stays": (
-        "The output of the module has {count} elements at every batch size: check that its code uses the size of its "
-        "input, not a fixed batch size that would mix samples."
+        "The output of the module has shape {shape} for {count} samples, without a row for each sample: check that its "
+        "code uses the size of its input, not a fixed batch size that would mix samples."
     ),
     "uneven_samples": (
         "Samples are of unequal length: a time in the table is that of one typical batch of the size, and batches of a "

@@ -348,15 +348,40 @@ def test_a_step_that_does_not_grow_gets_no_recommendation():
     assert "neither the output" in result.reasons[0]
 
 
-class FixedRows(nn.Module):
-    """Reshapes to the batch size of its options, so that samples of other batches are mixed."""
+class Reshaped(nn.Module):
+    """A layer whose result a function changes."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.layer, self.change = nn.Linear(8, 8), change
 
     def forward(self, x):
-        return x.reshape(4, -1).mean(1)
+        return self.change(self.layer(x))
 
 
-@pytest.mark.parametrize(("module", "is_doubted"), [(FixedRows(), True), (nn.Linear(8, 2), False)], ids=str)
-def test_an_output_of_the_same_size_at_every_batch_size_is_reported(module, is_doubted):
+@pytest.mark.parametrize(
+    ("mode", "change", "shape"),
+    [
+        ("inference", lambda y: y.reshape(4, -1).mean(1), "(4,)"),
+        ("inference", lambda y: y.mean(0), "(8,)"),
+        ("training", lambda y: y.reshape(4, -1), "(4, 12)"),
+        ("training", lambda y: y.reshape(4, -1, 2).mean(1), "(4, 2)"),
+        ("training", lambda y: y.reshape(-1, 16), "(3, 16)"),
+        ("training", lambda y: y, ""),
+        ("training", lambda y: y[:, :3].T, ""),
+        ("training", lambda y: y.reshape(1, -1, 4), ""),
+        ("training", lambda y: [y[:4].mean(0, keepdim=True), y], ""),
+        ("training", lambda y: list(y[:, None]), ""),
+        ("training", lambda y: y.mean(0), ""),
+        ("training", lambda y: {"loss": y.square().mean(), "centers": y.reshape(4, -1, 2).mean(1)}, ""),
+    ],
+    ids=[
+        "fixed batch size", "mean over the batch", "fixed rows", "fixed rows and columns", "fewer rows", "rows",
+        "batch as axis 1", "packed", "rows beside a mean", "a list of samples", "several losses", "its own loss",
+    ],
+)  # fmt: skip
+def test_an_output_without_a_row_for_each_sample_is_reported(mode, change, shape):
     """ICDICNet#33: reshape(opt.batchSize, -1) runs at other sizes too, on mixed samples."""
-    result = cb.autotune_module(module, (8,), **ASKED)
-    assert any("has 4 elements at every batch size" in reason for reason in result.reasons) == is_doubted
+    result = cb.autotune_module(Reshaped(change), (8,), mode=mode, **ASKED)
+    reported = [reason for reason in result.reasons if "without a row for each sample" in reason]
+    assert [f"has shape {shape} for 6 samples" in reason for reason in reported] == [True] * bool(shape)
