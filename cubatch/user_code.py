@@ -1,8 +1,9 @@
-"""Objects that a user names as "package.module:name": finding them, and attributing the errors that they raise."""
+"""Functions of a user: which arguments they take, finding them by name, and attributing the errors that they raise."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 import sysconfig
 import traceback
@@ -105,3 +106,26 @@ def is_installed(path: Path) -> bool:
 def file_of(module: ModuleType) -> str:
     """Return the file of a module, or its name if it has none."""
     return getattr(module, "__file__", None) or module.__name__
+
+
+def takes(function: Any, count: int) -> bool:
+    """
+    Return whether a function or module can be called with that number of positional arguments; True where unknown.
+
+    Example:
+        >>> takes(lambda x, y=0: x, 2), takes(lambda x: x, 2)
+        (True, False)
+    """
+    try:
+        inspect.signature(getattr(function, "forward", function)).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:  # a built-in function without a signature
+        return True
+    return True
+
+
+def is_torch_module(value: object) -> bool:
+    """Return whether a value is a PyTorch module; nothing is if PyTorch has not been imported."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.nn.Module)

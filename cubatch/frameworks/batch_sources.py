@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import math
 import statistics
@@ -63,25 +62,8 @@ def load(name: str) -> Any:
     """
     with user_code.users(FIELD, name, ALLOWED):
         given = module_source.load_any(name, FIELD)
-        is_factory = callable(given) and not is_loader(given) and not _is_data_set(given) and takes(given, 0)
+        is_factory = callable(given) and not is_loader(given) and not _is_data_set(given) and user_code.takes(given, 0)
         return given() if is_factory else given
-
-
-def takes(function: Any, count: int) -> bool:
-    """
-    Return whether a function or module can be called with that number of positional arguments; True where unknown.
-
-    Example:
-        >>> takes(lambda x, y=0: x, 2), takes(lambda x: x, 2)
-        (True, False)
-    """
-    try:
-        inspect.signature(getattr(function, "forward", function)).bind(*[None] * count)
-    except TypeError:
-        return False
-    except ValueError:  # a built-in function without a signature
-        return True
-    return True
 
 
 def is_loader(given: Any) -> bool:

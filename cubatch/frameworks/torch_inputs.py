@@ -20,6 +20,7 @@ from cubatch.frameworks.input_growth import ROWS, Growth, Path, by_difference, o
 from cubatch.frameworks.input_objects import children, copied, is_holder, tensors_in
 from cubatch.frameworks.lazy_torch import torch
 from cubatch.measure.runner import Remark
+from cubatch.user_code import takes
 
 _ALLOWED = (
     "a tensor, or a tuple (positional arguments) or dict (keyword arguments) of tensors with the batch as axis 0, "
@@ -374,7 +375,7 @@ def _call(given: Any, module: Any, *, is_batch: bool) -> Call:
         return Call((), dict(given))
     is_tuple = isinstance(given, tuple) and not hasattr(given, "_fields")
     counts = (len(given), len(given) - 1) if is_tuple or (is_batch and isinstance(given, list)) else ()
-    accepted = [count for count in counts if module is None or batch_sources.takes(module, count)]
+    accepted = [count for count in counts if module is None or takes(module, count)]
     if not is_tuple and not accepted:
         return Call((given,), {})
     positional = tuple(given)
@@ -424,15 +425,10 @@ def _pair(given: Any, module: Any) -> dict[int, Any] | None:
     if type(first) is not type(second) or not isinstance(first, torch.Tensor | tuple | list | Mapping):
         return None
     if isinstance(first, torch.Tensor):
-        is_call = isinstance(given, tuple) and (module is None or batch_sources.takes(module, 2))
+        is_call = isinstance(given, tuple) and (module is None or takes(module, 2))
         if is_call or first.ndim != second.ndim or first.dtype != second.dtype or len(first) == len(second):
             return None
-    elif (
-        isinstance(given, tuple)
-        and module is not None
-        and not isinstance(first, Mapping)
-        and batch_sources.takes(module, 2)
-    ):
+    elif isinstance(given, tuple) and module is not None and not isinstance(first, Mapping) and takes(module, 2):
         return None
     lengths = _lengths(first, second)
     if not lengths:

@@ -61,13 +61,7 @@ class TorchModule:
         constant_inputs: Sequence[str | int] = (), sizes: Sequence[int] = DRAWN_SIZES, place: str | None = None,
         opaque: Mapping[str, Opaque] | None = None, records: bool = False,
     ) -> None:  # fmt: skip
-        if not isinstance(module, torch.nn.Module):
-            raise InvalidArgument(
-                "module",
-                module,
-                "a torch.nn.Module, or 'package.module:build'",
-                "Hand other steps to autotune_callable().",
-            )
+        check_module(module)
         check_kind(mode, loss, optimizer, autocast)
         check_initialized(module)
         _check_open(module)
@@ -355,6 +349,15 @@ def _largest(total: Callable[[int], int], num_bytes: int, known: Mapping[int, in
         size = min(max(guess, fits + 1), beyond - 1)
         known[size] = total(size)
     return fits
+
+
+def check_module(module: Any) -> None:
+    """Raise InvalidArgument unless the argument is a torch.nn.Module; MissingDependency without PyTorch."""
+    if not isinstance(module, torch.nn.Module):
+        is_class = isinstance(module, type) and issubclass(module, torch.nn.Module)
+        other = "Hand other steps to autotune_callable()."
+        remedy = f"Make an instance: {module.__name__}(...)." if is_class else other
+        raise InvalidArgument("module", module, "a torch.nn.Module, or 'package.module:build'", remedy)
 
 
 def check_kind(mode: str, loss: object, optimizer: object, autocast: str | None) -> None:

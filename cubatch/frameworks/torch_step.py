@@ -10,10 +10,10 @@ from typing import Any
 import attrs
 
 from cubatch.errors import InvalidArgument
-from cubatch.frameworks.batch_sources import takes
 from cubatch.frameworks.input_objects import has_holder
 from cubatch.frameworks.lazy_torch import torch
 from cubatch.frameworks.torch_inputs import Call, with_copied_objects
+from cubatch.user_code import takes
 
 OPTIMIZERS: Mapping[str, tuple[str, Mapping[str, float]]] = {
     "sgd": ("SGD", {}),

@@ -13,6 +13,9 @@ from typing import Any
 
 from cubatch.errors import InvalidArgument, OutOfMemory
 from cubatch.measure import clocks
+from cubatch.user_code import takes
+
+_NOT_RUN = "which cannot be called: return the step as a function, and do not run it"
 
 
 class CallableRunner:
@@ -58,7 +61,7 @@ class CallableRunner:
         Release the previous step, and make the step of this batch size.
 
         Raises:
-            InvalidArgument: If `make_step` returns no callable.
+            InvalidArgument: If `make_step` returns no callable, or one that needs arguments.
             OutOfMemory: If PyTorch and CuPy held more than `memory_limit` bytes while the step ran once.
         """
         self.release()
@@ -66,8 +69,9 @@ class CallableRunner:
         if self._move():  # make_step imported a library and put its arrays on another GPU
             del step
             step = self._make_step(batch_size)
-        if not callable(step):
-            remedy = "make_step returned this value: return the step as a function, and do not run it."
+        if not callable(step) or not takes(step, 0):
+            fix = "which needs arguments: bind them, as in `lambda: step(x)`" if callable(step) else _NOT_RUN
+            remedy = f"make_step returned this value, {fix}."
             raise InvalidArgument("make_step", step, "a function that returns a callable without arguments", remedy)
         self._step = step
         # make_step may have imported the library whose events time the step.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +15,7 @@ from cubatch.network.layer import Layer
 from cubatch.network.sketches.sketch import Sketch
 from cubatch.network.sketches.table import SKETCHES
 from cubatch.network.specfile import from_mapping, load_spec
+from cubatch.user_code import is_torch_module
 
 # Files of parameters, without the layers that they belong to.
 _WEIGHTS = frozenset({".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".h5", ".keras", ".npz"})
@@ -161,8 +161,7 @@ def _form(spec: object) -> str:
 
 def _way_in(thing: object) -> str:
     """Return a sentence that names the public function for this kind of object; "" if there is none."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(thing, torch.nn.Module):
+    if is_torch_module(thing):
         return "autotune_module(module, input_shape) tunes a PyTorch module; from_torch imports it as a Network."
     if callable(thing):
         return "autotune_callable(make_step) tunes steps of any framework."

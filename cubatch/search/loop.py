@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import attrs
 from threadpoolctl import ThreadpoolController
 
-from cubatch.errors import CubatchError, EnergyNotAvailable, OverLimit, TimedOut, WorkerDied, is_out_of_memory
+from cubatch import errors
+from cubatch.errors import CubatchError, EnergyNotAvailable, InvalidArgument, OverLimit, TimedOut, WorkerDied
 from cubatch.measure.budget import Budget, OutOfBudget, guess_prepare, trial_seconds
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import PER_TRIAL, Candidate, Keeper, Measured, Outcome, Recorder, Timing, by_trial
@@ -102,6 +103,7 @@ class Search:
 
         Raises:
             EnergyNotAvailable: If energy is the objective and none of the first timings has a value in joules.
+            InvalidArgument: If a size raises it before any has a timing: the argument is wrong for the other sizes too.
             BaseException: An error of no candidate, such as KeyboardInterrupt or an exception of `progress`, unchanged.
                 Unfinished candidates have the outcome "interrupted".
         """
@@ -176,8 +178,7 @@ class Search:
             is_cut = outcome.status in {"ok", "over_limit"} and not self.state.affordable(outcome.batch_size)
             self._finish(outcome, cut if is_cut else {})
         for n in self._open:
-            text = f"{self.state.trials(n)} trials gave no energy of a step"
-            self._finish(Outcome(n, "dropped", text))
+            self._finish(Outcome(n, "dropped", f"{self.state.trials(n)} trials gave no energy of a step"))
 
     @contextlib.contextmanager
     def _computing(self) -> Iterator[None]:
@@ -194,7 +195,6 @@ class Search:
         left, outcomes = self.budget.left(), self.outcomes
         over_memory = {n for n, o in outcomes.items() if o.status == "over_limit" and o.facts.get("limit") == "memory"}
         lack_cost = {n for n, t in self.timings.items() if len(by_trial(t)) > 1 and not has_cost(t, self.goal)}
-
         self.state = SearchState(
             goal=self.goal, ladder=self.candidates, closed={*outcomes, *lack_cost},
             timings={n: taken for n, taken in self.timings.items() if n not in over_memory},
@@ -233,7 +233,7 @@ class Search:
         except OutOfBudget:
             pass  # the verdict at the end explains it
         except Exception as error:
-            if error is self.progress_error:
+            if error is self.progress_error or (isinstance(error, InvalidArgument) and not any(self.timings.values())):
                 raise
             self._fail(n, error, stopwatch)  # an error of a candidate is its outcome
         self.recorder.spent(self.budget.spent())
@@ -360,7 +360,7 @@ def _describe_failure(n: int, error: Exception) -> Outcome:
     reason = text if isinstance(error, CubatchError) else f"{name}: {text}"
     if isinstance(error, OverLimit):
         return Outcome(n, "over_limit", reason, {"limit": "memory", **facts})
-    if is_out_of_memory(error):
+    if errors.is_out_of_memory(error):
         return Outcome(n, "out_of_memory", reason, facts)
     return Outcome(n, "timeout" if isinstance(error, TimedOut) else "error", reason, facts)
 
@@ -376,7 +376,7 @@ def _release_runner(runner: Runner, error: Exception, *, restart: bool) -> None:
         traceback.clear_frames(raised.__traceback__)  # they hold device arrays of the step
         raised = raised.__cause__ or raised.__context__
     try:
-        if isinstance(runner, HasWorker) and (restart or not is_out_of_memory(error)):
+        if isinstance(runner, HasWorker) and (restart or not errors.is_out_of_memory(error)):
             runner.restart()
         else:
             runner.release()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -267,8 +266,7 @@ def applicable(options: Mapping[str, Any], *, is_foreign: bool) -> dict[str, Any
 
 def is_module(spec: Any, batches: Any) -> bool:
     """Return whether a workload is a PyTorch module, or its name with batches; reject a module without batches."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(spec, torch.nn.Module):
+    if user_code.is_torch_module(spec):
         if batches is None:
             raise InvalidArgument("batches", None, batch_sources.ALLOWED)
         return True

@@ -18,6 +18,7 @@ from cubatch.tuning.results import TuningResult
 from cubatch.tuning.subject import Subject
 from cubatch.tuning.subjects.callable_subject import CallableSubject
 from cubatch.tuning.subjects.network_subject import NetworkSubject
+from cubatch.user_code import is_torch_module, takes
 
 
 def autotune(
@@ -182,7 +183,7 @@ def autotune_callable(
         TuningResult: As from `autotune`; fields that need a plan are None.
 
     Raises:
-        InvalidArgument: If an argument is invalid.
+        InvalidArgument: If an argument is invalid, or `make_step` returns no function without arguments.
         EnergyNotAvailable: As from `autotune`.
         NothingMeasured: If no size could be measured.
 
@@ -214,8 +215,10 @@ def autotune_callable(
         ...         optimizer.step()
         ...     return step
     """
-    if not callable(make_step):
-        raise InvalidArgument("make_step", make_step, "callable: make_step(n) returns a step of batch size n")
+    if not callable(make_step) or is_torch_module(make_step) or not takes(make_step, 1):
+        remedy = "Hand a module to autotune_module()." if is_torch_module(make_step) else ""
+        allowed = "a function of one argument: make_step(n) returns a step of batch size n"
+        raise InvalidArgument("make_step", make_step, allowed, remedy)
     resolved, top = probe.resolve(device), checks.check_batch_size(max_batch_size, "max_batch_size")
     request = Request.of(
         objective=objective, tolerance=tolerance, latency_limit=latency_limit, batch_sizes=batch_sizes,

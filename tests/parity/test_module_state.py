@@ -184,7 +184,7 @@ class Cached(nn.Module):
 def test_a_cache_beside_the_module_that_kept_tensors_without_data_is_told_of(mode):
     """Steps with these compute nothing: no size has a timing, and the reason says what to change."""
     scale_of.cache_clear()
-    with pytest.raises(cb.NothingMeasured, match="a cache that is not restored kept"):
+    with pytest.raises(cb.InvalidArgument, match="a cache that is not restored kept"):
         cb.autotune_module(Cached(), (4,), mode=mode, max_batch_size=4, budget=5)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 import warnings
 from typing import Any
 
@@ -42,8 +41,7 @@ def call_factory(text: str, *, input_shape: Extents | None = None, opaque: bool 
         CubatchError: As from `from_torch`.
     """
     built = _build(text)
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(built, torch.nn.Module):
+    if user_code.is_torch_module(built):
         extents = input_shape or USUAL_INPUT
         origin = "was given as" if input_shape else "is assumed to be"
         shape_note = (

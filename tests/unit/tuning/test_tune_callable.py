@@ -83,7 +83,7 @@ async def _await_nothing():
 @pytest.mark.filterwarnings("ignore:coroutine")
 def test_a_step_that_has_only_begun_is_refused(step):
     """Its time would be that of a call which does not wait: millions of samples per second."""
-    with pytest.raises(errors.NothingMeasured, match=r"as by asyncio\.run.*'a step that returns a \w+'"):
+    with pytest.raises(errors.InvalidArgument, match=r"as by asyncio\.run.*'a step that returns a \w+'"):
         autotune_callable(lambda _: step, max_batch_size=8, device="cpu", batch_sizes=[1, 8], budget=5.0)
 
 
@@ -94,8 +94,33 @@ def test_a_step_whose_data_end_is_refused():
         batches = iter([n])
         return lambda: next(batches) and None
 
-    with pytest.raises(errors.NothingMeasured, match=r"itertools\.cycle.*'a step that raises StopIteration'"):
+    with pytest.raises(errors.InvalidArgument, match=r"itertools\.cycle.*'a step that raises StopIteration'"):
         autotune_callable(make_step, max_batch_size=1, device="cpu", batch_sizes=[1], budget=5.0)
+
+
+@pytest.mark.parametrize(
+    ("made", "match"),
+    [
+        (3, "cannot be called: return the step as a function, and do not run it"),
+        (lambda x: x, r"needs arguments: bind them, as in `lambda: step\(x\)`"),
+    ],
+    ids=["a result", "a function of an input"],
+)
+def test_a_value_that_is_no_step_ends_the_run_at_the_first_size(made, match):
+    """All sizes were tried before, and the error listed each of them."""
+    sizes = []
+    with pytest.raises(errors.InvalidArgument, match=match) as caught:
+        autotune_callable(lambda n: sizes.append(n) or made, max_batch_size=64, device="cpu", budget=5.0)
+    assert caught.value.field == "make_step"
+    assert len(sizes) == 1
+
+
+def test_a_value_that_is_no_step_closes_one_size_if_others_ran(virtual):
+    """A size that ran shows that `make_step` is right in general."""
+    result = autotune_callable(
+        lambda n: matmul(n) if n < 8 else n, max_batch_size=8, device="cpu", batch_sizes=[1, 2, 8], budget=5.0
+    )
+    assert (statuses(result)[8], result.batch_size) == ("error", 2)
 
 
 @pytest.mark.parametrize(
@@ -164,10 +189,13 @@ def test_bad_arguments_of_a_callable_are_refused_by_name(options, field, monkeyp
     assert caught.value.field == field
 
 
-def test_what_cannot_be_called_is_refused():
-    """A step instead of make_step is the likeliest mistake: make_step must be callable."""
-    with pytest.raises(errors.InvalidArgument, match="make_step"):
-        autotune_callable(3, max_batch_size=8)
+@pytest.mark.parametrize(
+    "wrong", [3, lambda: None, lambda n, device: None], ids=["a number", "a step", "two arguments"]
+)
+def test_what_cannot_be_called_with_a_batch_size_is_refused(wrong):
+    """A step instead of make_step is the likeliest mistake."""
+    with pytest.raises(errors.InvalidArgument, match="make_step must be a function of one argument"):
+        autotune_callable(wrong, max_batch_size=8)
 
 
 def test_energy_of_a_callable_on_the_cpu_is_an_error(monkeypatch):
