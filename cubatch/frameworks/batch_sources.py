@@ -23,11 +23,12 @@ _MOST_SAMPLES, _MOST_SECONDS = 256, 2.0
 """A data set is read up to here; larger batches repeat its first samples."""
 _MOST_UNEVEN, _MOST_ELEMENTS = 4096, 2**24
 """Samples of unequal length are read up to here, within the same seconds."""
-_DRAWS = 8
-"""Batches of samples of unequal length that are drawn to find a typical one.
+_FEWEST_DRAWS, _MOST_DRAWS = 8, 32
+"""Batches of samples of unequal length that are drawn to find a typical one; the most if they are small.
 
 A padded batch is as long as its longest sample. Lengths that deviate by a factor of two were tried, with batches of 32.
-The first samples of a data set made a batch that was off by 38 % on average, the chosen draw by 18 %.
+The first samples of a data set made a batch that was off by 38 % on average. The chosen one of 8 draws was off by 13 %,
+of 32 by 7 %, of 64 by 5 %. The mean of 4 draws was off by 15 %, of 8 by 11 %.
 """
 
 Source = Callable[[int], Any]
@@ -162,8 +163,10 @@ class DataSetBatches:
         Of several batches that begin at equal distances, the typical one has the number of elements nearest to their
         mean, by ratio. With few samples that are much longer, half of the mean is then as far off as twice.
         """
-        firsts = [draw * len(self._samples) // _DRAWS for draw in range(_DRAWS)]
-        counts = {first: num_elements(self._joined(batch_size, first)) for first in firsts}
+        counts = {0: num_elements(self._joined(batch_size, 0))}
+        draws = min(_MOST_DRAWS, max(_FEWEST_DRAWS, _MOST_ELEMENTS // max(1, counts[0])))
+        for first in (draw * len(self._samples) // draws for draw in range(1, draws)):
+            counts[first] = num_elements(self._joined(batch_size, first))
         mean = statistics.fmean(counts.values())
         return min(counts, key=lambda first: abs(math.log(max(1, counts[first]) / max(1.0, mean))))
 
