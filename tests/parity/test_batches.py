@@ -367,6 +367,7 @@ class Reshaped(nn.Module):
         ("training", lambda y: y.reshape(4, -1), "(4, 12)"),
         ("training", lambda y: y.reshape(4, -1, 2).mean(1), "(4, 2)"),
         ("training", lambda y: y.reshape(-1, 16), "(3, 16)"),
+        ("training", lambda y: (y.mean(0), y.reshape(4, -1)), "(4, 12)"),
         ("training", lambda y: y, ""),
         ("training", lambda y: y[:, :3].T, ""),
         ("training", lambda y: y.reshape(1, -1, 4), ""),
@@ -376,8 +377,9 @@ class Reshaped(nn.Module):
         ("training", lambda y: {"loss": y.square().mean(), "centers": y.reshape(4, -1, 2).mean(1)}, ""),
     ],
     ids=[
-        "fixed batch size", "mean over the batch", "fixed rows", "fixed rows and columns", "fewer rows", "rows",
-        "batch as axis 1", "packed", "rows beside a mean", "a list of samples", "several losses", "its own loss",
+        "fixed batch size", "mean over the batch", "fixed rows", "fixed rows and columns", "fewer rows",
+        "several losses and fixed rows", "rows", "batch as axis 1", "packed", "rows beside a mean", "a list of samples",
+        "several losses", "its own loss",
     ],
 )  # fmt: skip
 def test_an_output_without_a_row_for_each_sample_is_reported(mode, change, shape):
@@ -385,3 +387,4 @@ def test_an_output_without_a_row_for_each_sample_is_reported(mode, change, shape
     result = cb.autotune_module(Reshaped(change), (8,), mode=mode, **ASKED)
     reported = [reason for reason in result.reasons if "without a row for each sample" in reason]
     assert [f"has shape {shape} for 6 samples" in reason for reason in reported] == [True] * bool(shape)
+    assert not any("could not be traced" in reason for reason in result.reasons)
