@@ -10,6 +10,9 @@ from cubatch.errors import CubatchError, OutOfMemory, TimedOut, WorkerDied
 from cubatch.measure.remote import RemoteRunner
 from cubatch.measure.runner import FactoryRef, MemoryLook, MemoryReport
 
+_LOOK_SHARE = 1 / 3
+"""Share of the time limit of one `prepare` that all steps of small sizes may take: a hang costs a prediction alone."""
+
 
 class RemoteBoundedRunner(RemoteRunner):
     """
@@ -45,7 +48,7 @@ class RemoteBoundedRunner(RemoteRunner):
 
         If the worker ends, runs out of memory or takes too long, the prediction is repeated from the trace alone.
         """
-        options: dict[str, Any] = {"within": trace_seconds + self._prepare_seconds, "top": top}
+        options: dict[str, Any] = {"within": trace_seconds + _LOOK_SHARE * self._prepare_seconds, "top": top}
         try:
             look: MemoryLook = self.call("look", seconds=seconds, trace_seconds=trace_seconds, **options)
         except (TimedOut, WorkerDied, OutOfMemory):

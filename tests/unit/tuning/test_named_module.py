@@ -83,3 +83,15 @@ def test_a_size_that_ends_the_first_look_at_memory_is_not_the_end(habit):
         assert runner.worker_pid != first
     finally:
         runner.close()
+
+
+def test_a_hang_of_the_first_look_takes_no_longer_than_one_of_a_size(monkeypatch):
+    """A size that hangs did so twice: for 35 s in the steps that predict memory, and for 30 s when it was prepared."""
+    waits = []
+    monkeypatch.setattr(RemoteBoundedRunner, "call", lambda _, method, within=None, **__: waits.append(within))
+    runner = RemoteBoundedRunner(FactoryRef("tests.unit.worker_fakes:make"), prepare_seconds=30.0, remedy="")
+    try:
+        runner.look(seconds=0.25, top=8, trace_seconds=5.0)
+    finally:
+        runner.close()
+    assert waits[0] == pytest.approx(15.0)
