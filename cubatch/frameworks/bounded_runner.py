@@ -352,7 +352,7 @@ class BoundedRunner(abc.ABC):
             is_old = bool(plan.earlier) and not plan.measured  # and rather overestimates than underestimates
             if (likely > limit and not is_old) or safe <= nearest + _CLIMB_SHARE * batch_size:
                 what = f"a step of batch size {batch_size}, which was not tried, by what smaller ones took"
-                raise OverLimit(what, plan.most(batch_size), limit)
+                raise OverLimit(what, plan.most(batch_size), limit, remedy=self.meter.remedy * (likely <= limit))
             if safe >= batch_size:
                 return
             try:

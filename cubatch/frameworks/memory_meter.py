@@ -17,6 +17,10 @@ RESIDENT_GRAIN = 16 * 2**20
 _SCATTER, _TIDY_SCATTER = 1.0, 0.2
 """Without mallopt a step used twice the predicted memory: benchmarks/results/amd-epyc-2-threads."""
 
+_RUN_IN_A_WORKER = (
+    "It may fit: name the module ('package.module:build'), and a worker measures its memory more exactly."
+)
+
 
 class Meter(Protocol):
     """
@@ -25,9 +29,11 @@ class Meter(Protocol):
     Attributes:
         scatter: Share by which the peaks of neighboring batch sizes may differ by chance.
         grain: Bytes by which a peak varies for reasons other than the batch, such as loaded code.
+        remedy: What the user can do so that peaks scatter less; "" if there is nothing to do.
     """
 
     grain: int  # bytes by which the peak varies independently of the batch
+    remedy: str = ""
 
     @property
     def scatter(self) -> float:
@@ -60,6 +66,7 @@ class HostMeter(ResidentMeter, Meter):
     def __init__(self) -> None:
         super().__init__()
         self._is_movable, self._is_tidy = heap.is_owned() and heap.is_movable(), False
+        self.remedy = "" if heap.is_owned() or heap.is_apart() else _RUN_IN_A_WORKER
         self._held: list[int] = []
 
     @property

@@ -42,6 +42,7 @@ class Device:
 
     def __init__(self, module, base, each):
         self.module, self.base, self.each, self.grain, self.scatter = module, base, each, 0, 0.08
+        self.remedy = "Use a device that scatters less."
 
     def start(self):
         """Count from here."""
@@ -83,8 +84,9 @@ def test_no_size_above_the_limit_is_tried_and_the_largest_comes_near_it(on_devic
     assert max(module.sizes) <= 100
     assert facts["largest"] == pytest.approx(100, rel=0.25)
     for size in (200, 130, 101):
-        with pytest.raises(OverLimit):
+        with pytest.raises(OverLimit) as refused:
             runner.prepare(size)
+        assert not refused.value.remedy  # these do not fit
     runner.prepare(91)  # after some between the largest that was looked at and this
     runner.release()
     assert max(module.sizes) == 91
@@ -113,6 +115,19 @@ def test_a_size_that_was_asked_for_and_is_not_sure_is_refused(on_device):
     refused = result.measurements[1]
     assert "which was not tried" in refused.stop_reason
     assert max(module.sizes) <= 100
+
+
+def test_a_size_that_only_scatter_keeps_from_running_names_what_helps(on_device):
+    """A module of 60 MiB ran at 1 and 2 samples in the user's process, where a worker can run 48."""
+    module = Sized()
+    takes = on_device(module, 0, 2 * MIB)
+    runner = runner_of(module, takes(100))
+    runner.meter.scatter = 1.0
+    runner.prepare(40)
+    with pytest.raises(OverLimit) as refused:
+        runner.prepare(80)
+    assert refused.value.remedy == runner.meter.remedy
+    assert max(module.sizes) < 80
 
 
 def test_a_size_that_took_more_than_it_may_is_out_of_memory(on_device):

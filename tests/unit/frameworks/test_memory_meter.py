@@ -38,8 +38,10 @@ def test_a_heap_is_put_in_order_once(monkeypatch, malloc_is_not_chosen):
     """Readings scatter less from then on; where the user has chosen a threshold himself they do from the beginning."""
     if not heap.is_movable():
         pytest.skip("no glibc")
+    assert "package.module:build" in HostMeter().remedy
     monkeypatch.setattr(heap, "_is_owned", True)
     meter = HostMeter()
+    assert not meter.remedy
     loose = meter.scatter
     assert meter.tidy()
     assert not meter.tidy()
