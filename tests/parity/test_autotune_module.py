@@ -296,8 +296,6 @@ def test_what_is_compiled_is_what_is_run(monkeypatch):
         ({"autocast": "float8"}, "autocast"),
         ({"example_inputs": {"name": "x"}}, "batches"),
         ({"example_inputs": ()}, "batches"),
-        ({"budget": 0}, "budget"),
-        ({"progress": 3}, "progress"),
         ({"device": "tpu"}, "device"),
     ],
 )

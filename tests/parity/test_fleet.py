@@ -180,21 +180,6 @@ def test_gpus_that_are_not_there_are_predicted_and_say_so(answered, client):
     assert [device["predicted"] for device in mapping["devices"]] == [False] * 4 + [True]
 
 
-def test_shares_are_in_proportion_to_what_was_measured(answered):
-    """They add up, none exceeds what ran there, and more than all hold is refused."""
-    result, _, _ = answered
-    rates = {device.workers[0]: device.samples_per_second for device in result.devices}
-    shares = result.shares(16)
-    assert sum(shares.values()) == 16
-    total = sum(rates.values())
-    for address, share in shares.items():
-        assert share <= 8
-        if max(16 * rate / total for rate in rates.values()) < 8:
-            assert abs(share - 16 * rates[address] / total) < 1
-    with pytest.raises(InvalidArgument, match="at most 32"):
-        result.shares(33)
-
-
 def test_the_command_line_says_the_same(cluster, answered):
     """A table on a terminal, or JSON with the shares."""
     _, path, _ = answered

@@ -9,7 +9,6 @@ import pytest
 
 from cubatch import from_torch
 from cubatch.errors import InvalidArgument
-from cubatch.network import models
 from cubatch.network.importers.refusal import UnsupportedOperator
 from cubatch.network.layers import (
     Add,
@@ -81,31 +80,6 @@ def test_an_imported_model_computes_what_it_did(name, extent):
     assert network.parameters == sum(parameter.numel() for parameter in module.parameters())
     assert network.name == type(module).__name__
     assert_same(network, module, x)
-
-
-@pytest.mark.parametrize(("name", "ours"), [("resnet50", "resnet50"), ("mobilenet_v3_large", "mobilenet-v3-large")])
-def test_an_imported_model_is_the_one_that_is_known_by_name(name, ours):
-    """The same layers with the same extents in the same order, written down once from the paper and once by PyTorch."""
-    found = from_torch(zoo.build(name), (3, 64, 64))
-    known = models.build(ours, input_shape=(64, 64, 3), classes=10)
-    alike = [
-        collections.Counter(
-            (layer.type, layer.input_shape, layer.output_shape) for layer in (node.layer for node in each)
-        )
-        for each in (found.nodes, known.nodes)
-    ]
-    assert alike[0] == alike[1]
-    assert found.flops("training") == known.flops("training")
-
-
-def test_convnext_has_its_layers_and_parameters():
-    """ConvNeXt: layer norms over channels that were permuted to the end, linear layers on pixels, layer scale."""
-    module = zoo.build("convnext_tiny")
-    network = from_torch(module, (3, 64, 64))
-    assert network.parameters == sum(parameter.numel() for parameter in module.parameters())
-    found = kinds(network)
-    assert (found[LayerNorm], found[LayerScale], found[Add], found[Conv2d], found[Linear]) == (23, 18, 18, 22, 37)
-    assert found[Flatten] == 0
 
 
 def test_a_module_is_left_as_it_was():

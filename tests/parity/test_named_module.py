@@ -281,8 +281,6 @@ def test_an_interrupted_run_goes_on_where_it_was(place, how):
         ({"module": f"{HERE}:smal"}, "Did you mean 'small'"),
         ({"module": f"{HERE}:no_module"}, "returns dict"),
         ({"loss": lambda output: output.sum()}, "the name of a function too"),
-        ({"optimizer": "lion"}, "optimizer"),
-        ({"mode": "eval"}, "mode"),
         ({"example_inputs": lambda: 3}, "torch.save"),
         ({"store": 3}, "store"),
     ],

@@ -120,30 +120,6 @@ def test_timings_are_kept_and_a_changed_file_is_measured_anew(files, tmp_path, m
     assert not any("Answered from the store" in reason for reason in anew.reasons)
 
 
-def test_an_interrupted_run_goes_on(files, tmp_path):
-    """What was timed before Ctrl-C is there, and comes first."""
-    place = tmp_path / "store.sqlite3"
-    seen = []
-
-    def stop(event):
-        seen.append(event.kind)
-        if seen.count("timing") == 2:
-            raise KeyboardInterrupt
-
-    asked = ASKED | {"store": place}
-    with pytest.raises(KeyboardInterrupt) as stopped:
-        cb.autotune(files["open"], progress=stop, **asked)
-    assert stopped.value.partial.library == "onnxruntime"
-    assert stopped.value.partial.environment["provider"] == "CPUExecutionProvider"
-    (kept,) = cb.tuning.store.list_runs(place)
-    before = cb.tuning.store.show(place, kept.id)[1].timings
-    assert len(before) >= 2
-    result = cb.autotune(files["open"], **asked)
-    after = cb.tuning.store.show(place, kept.id)[1].timings
-    assert after[: len(before)] == before
-    assert set(statuses(result).values()) <= {"ok", "dropped"}
-
-
 def test_a_reshape_that_fixes_the_batch_is_named(files):
     """PyTorch writes a flattening so, where the batch was not open; the remedy is to export it anew."""
     with pytest.raises(InvalidSpec, match=r"Reshape 'node_view' of shape \[2, 12544\].*dynamic_shapes.*dynamic_axes"):

@@ -574,14 +574,17 @@ def test_a_module_without_data_has_a_footprint():
     assert (found.weights, found.gradients) == (400_000_000, 400_000_000)
 
 
-@pytest.mark.parametrize("name", ["U-Net", "adapters", "checkpointed"])
-def test_the_largest_batch_fits_and_the_next_does_not(name):
-    """By the footprint of both, in training."""
+@pytest.mark.parametrize(
+    ("name", "limit", "device"),
+    [*((name, 32 * 2**20, None) for name in ("U-Net", "adapters", "checkpointed")), ("U-Net", 2**30, "t4")],
+)
+def test_the_largest_batch_fits_and_the_next_does_not(name, limit, device):
+    """By the footprint of both, in training; on a GPU with its context."""
     make, batches = MODULES[name]
-    module, options = make(), {"mode": "training", "optimizer": "adam"}
-    largest = cb.max_batch_size(module, "32MiB", batches=batches, **options)
-    assert cb.footprint(module, batches, batch_size=largest, **options).total <= 32 * 2**20
-    assert cb.footprint(module, batches, batch_size=largest + 1, **options).total > 32 * 2**20
+    module, options = make(), {"mode": "training", "optimizer": "adam", "device": device}
+    largest = cb.max_batch_size(module, limit, batches=batches, **options)
+    assert cb.footprint(module, batches, batch_size=largest, **options).total <= limit
+    assert cb.footprint(module, batches, batch_size=largest + 1, **options).total > limit
     with pytest.raises(DoesNotFit):
         cb.max_batch_size(module, "64KiB", batches=batches, **options)
 
@@ -668,16 +671,6 @@ def test_on_a_gpu_the_parts_are_those_of_the_tensors_and_of_its_allocator():
     assert "allocator" in t4.table()
 
 
-@pytest.mark.parametrize("name", ["U-Net", "adapters"])
-def test_the_largest_batch_on_a_gpu_fits_with_its_context(name):
-    """The total of the next one is above the limit."""
-    make, batches = MODULES[name]
-    module, options = make(), {"mode": "training", "optimizer": "adam", "device": "t4"}
-    largest = cb.max_batch_size(module, "1GiB", batches=batches, **options)
-    assert cb.footprint(module, batches, batch_size=largest, **options).total <= 2**30
-    assert cb.footprint(module, batches, batch_size=largest + 1, **options).total > 2**30
-
-
 def test_the_environment_and_the_memory_of_a_gpu_decide_what_its_allocator_reserves(monkeypatch):
     """Expandable segments need less; a card of 16 GB makes free segments go back, and one of 80 GB does not."""
     grow = nn.Sequential(*(nn.Linear(2**n, 2 ** (n + 1), bias=False) for n in range(6, 12)))
@@ -732,13 +725,6 @@ def named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     yield tmp_path
     sys.modules.pop("my_net", None)
-
-
-def test_a_module_is_named_too(named, monkeypatch):
-    """A function that builds it, and one that makes its batches."""
-    monkeypatch.syspath_prepend(named)
-    found = cb.footprint("my_net:build", "my_net:batches", batch_size=10)
-    assert found == cb.footprint(nn.Linear(64, 32), (64,), batch_size=10)
 
 
 def test_the_command_gives_the_footprint_and_the_largest_batch(named, monkeypatch, capfd):
