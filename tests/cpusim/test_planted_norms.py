@@ -35,6 +35,10 @@ BUGS = {
     "rows combined over sums": ("*combined = shared + ROW_SUMS - WARPS", "*combined = shared", ONE),
     "sums of scaled errors": ("held[1][v] += error", "held[1][v] += scaled", ONE),
     "the other branch of the first row": ("residual + begin + c", "residual + c", ONE),
+    "a mean of one thread": ("combine_row(product, lanes, combined, Sum()) * share", "product * share", ONE),
+    "sums of half of the channels": ("i < 2 * channels; i += THREADS", "i < channels; i += THREADS", ONE),
+    "both sums in one place": ("* 2 * channels + i - at + at % vectors", "* 2 * channels + at % vectors", ONE),
+    "blocks in one place": ("(i64)cb_block_x() * 2 * channels", "0 * (i64)cb_block_x() * 2 * channels", ONE),
 }  # fmt: skip
 CASES = seen_always(BUGS, "no wait for the zeros", "rows combined over sums")
 

@@ -1,14 +1,18 @@
 """
 Bugs planted in kernels without tensor cores, and in the tile of sm_70: their results must then be others.
 
+Each source of kernels/ that computes something has a planted bug, here or in another file.
+
 They are compared with those of the NumPy engine, or with exact products. Kernels of hopper/, mma/ and attention/ have
 files of their own.
 """
 
 from __future__ import annotations
 
+import collections
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -16,17 +20,19 @@ import numpy as np
 import pytest
 
 from cubatch.engine import functional
-from cubatch.engine.native import gemm
+from cubatch.engine.loss_scale import initial_state
+from cubatch.engine.native import gemm, layout, naive
 from cubatch.engine.native.operations import operations
 from cubatch.hardware import catalogue
 from cubatch.kernels import variant
 from cubatch.kernels.ranking import SplitKernel
+from cubatch.network.windows import Window
 from tests.cpusim import planting
 from tests.cpusim.planting import seen_always
 from tests.cpusim.simulator import SimulationError, Simulator
-from tests.kernels import patches, tiles
+from tests.kernels import cases, patches, tiles, winograd_cases
 from tests.kernels.conftest import CPUSIM_DEVICES, Target
-from tests.kernels.passes import Passes
+from tests.kernels.passes import Passes, clamped
 
 pytestmark = planting.IN_PLACE
 
@@ -99,6 +105,11 @@ def of_filter(launcher: Target) -> None:
     Passes(launcher, launcher.context(), stored=functools.partial(patches.cut, drawn)).fprop(drawn)
 
 
+def of_transposition(launcher: Target) -> None:
+    x = np.arange(70 * 45, dtype=np.float32).reshape(70, 45)
+    np.testing.assert_array_equal(layout.transpose(launcher.context(), x, out=np.full((45, 70), np.nan, x.dtype)), x.T)
+
+
 def of_readers(launcher: Target) -> None:
     check(launcher, "global_avg_pool_backward", {"dy": (25, 8), "residual": NORM}, {"out": NORM}, x_shape=NORM)
 
@@ -111,13 +122,13 @@ def of_product(columns: int, launcher: Target) -> None:
     Passes(launcher, tiles.context(launcher), seed=1).columns((70, columns, 20))
 
 
-def of_tile(layout: str, dtype: str, tile: str, launcher: Target) -> None:
+def of_tile(layout: str, dtype: str, tile: str, launcher: Target, *, slices: int = 1) -> None:
     """Multiply integers, whose sums are exact, by one tile: several of its rows and columns, the last ones cut off."""
     (m, n, k), random = (152, 144, 72), np.random.default_rng(3)
     a = random.integers(-2, 3, (k, m) if layout == "tn" else (m, k)).astype(dtype)
     b = random.integers(-2, 3, (n, k) if layout == "nt" else (k, n)).astype(dtype)
     out, found = np.full((m, n), np.nan, dtype), variant.find(f"gemm_{layout}", dtype, tile=tile)
-    gemm.gemm(launcher.context(chooser=lambda *_: SplitKernel(found)), a, b, layout=layout, out=out)
+    gemm.gemm(launcher.context(chooser=lambda *_: SplitKernel(found, slices)), a, b, layout=layout, out=out)
     left, right = a.T if layout == "tn" else a, b.T if layout == "nt" else b
     np.testing.assert_array_equal(out, left.astype(np.float64) @ right.astype(np.float64))
 
@@ -147,6 +158,50 @@ def of_summed_strips(launcher: Target) -> None:
     check(with_sms(launcher, 2), "conv2d_wgrad", {"x": STRIPS, "dy": STRIPS}, {"dw": FILTER}, **WINDOW)
 
 
+def of_long_rows(launcher: Target) -> None:
+    """The sums of these rows do not fit into shared memory: a launch of its own adds them up."""
+    rows, channels = 40, 6144
+    arrays = {"dy": (rows, channels), "x": (rows, channels), "gamma": (channels,), "statistics": (2, rows)}
+    results = {"out": (rows, channels), "dgamma": (channels,), "dbeta": (channels,)}
+    check(with_sms(launcher, 1), "layer_norm_backward", arrays, results)
+
+
+def of(name: str, arrays: dict[str, Any], results: dict[str, Any], **options: Any) -> Callable[[Target], None]:
+    return functools.partial(check, name=name, arrays=arrays, results=results, **options)
+
+
+def of_update(name: str, arrays: dict[str, Any], launcher: Target, **options: Any) -> None:
+    """Check that an operation changes arrays as it does by NumPy."""
+    updated = []
+    for engine in (operations(launcher.context()), functional):
+        updated.append({key: array.copy() for key, array in arrays.items()})
+        getattr(engine, name)(**updated[-1], **options)
+    for key, want in updated[1].items():
+        np.testing.assert_allclose(updated[0][key], want, rtol=1e-5, err_msg=key)
+
+
+def of_winograd(outputs: int, run: str, launcher: Target) -> None:
+    passes = Passes(launcher, launcher.context(chooser=winograd_cases.chooser(outputs)))
+    getattr(passes, run)(cases.Conv(n=2, h=9, w=6, c=8, k=12, r=3, s=3, pad=(1, 1, 1, 1)))
+
+
+def of_naive(launcher: Target) -> None:
+    Passes(launcher, launcher.context(), ends=clamped).product("nn", (9, 7, 11), parts=("bias",), run=naive.gemm)
+
+
+def of_naive_gradient(launcher: Target) -> None:
+    drawn = cases.Conv(n=2, h=9, w=7, c=4, k=6, r=3, s=3, stride=(2, 2), pad=(1, 1, 1, 1))
+    Passes(launcher, launcher.context()).dgrad(drawn, run=naive.conv2d_dgrad)
+
+
+def of_attention(width: int, launcher: Target) -> None:
+    """Two heads of so many channels: up to 64 all is computed at once, above that weights are stored."""
+    c, random = 2 * width, np.random.default_rng(5)
+    w_in, w_out = (random.normal(0, c**-0.5, (rows, c)).astype(np.float32) for rows in (3 * c, c))
+    x = {"x": (2, 70, 1, c)}
+    check(launcher, "attention", x, {"out": x["x"]}, w_in=w_in, w_out=w_out, heads=2)
+
+
 @attrs.frozen
 class Bug:
     """
@@ -172,6 +227,30 @@ WIDE, EACH = (functools.partial(of_product, columns) for columns in (12, 10))
 FEW_ROWS, FEW_ROWS_NN = (functools.partial(of_tile, layout, "float32", "32x128x16") for layout in ("nt", "nn"))
 VOLTA, VOLTA_TN = (functools.partial(of_tile, layout, "float16", "128x128x32_s2_w4") for layout in ("nt", "tn"))
 COPIED = "copy_group(sums, group, slab);\n"
+SLICED = functools.partial(of_tile, "nt", "float32", "32x128x16", slices=5)
+# More than a block of elementwise kernels, and no whole number of vectors.
+MANY, PIXELS, HALF = (1, 7, 101, 7), (2, 9, 11, 8), (2, 5, 6, 8)
+STRIDE: dict[str, Any] = {"stride": (2, 2), "pad": (1, 1, 1, 1)}
+OF_TWO, OF_SEVEN = (
+    of(
+        "conv2d_dgrad", {"dy": (2, 5, 6, c), "w": (c, 3, 3, 1)}, {"out": (2, 9, 11, c)}, x_shape=(2, 9, 11, c),
+        groups=c, **STRIDE,
+    )
+    for c in (8, 7)
+)  # fmt: skip
+OF_SEVEN_TAPS = of("conv2d_wgrad", {"x": (2, 9, 11, 7), "dy": (2, 5, 6, 7)}, {"dw": (7, 3, 3, 1)}, groups=7, **STRIDE)
+STRIDED = of("conv2d_dgrad", {"dy": (2, 5, 6, 20), "w": (20, 3, 3, 8)}, {"out": PIXELS}, x_shape=PIXELS, **STRIDE)
+TAPS = of("conv2d_wgrad", {"x": PIXELS, "dy": (2, 5, 6, 20)}, {"dw": (20, 3, 3, 8)}, **STRIDE)
+ACTIVATION = of("activation", {"x": MANY}, {"out": MANY}, kind="silu")
+AT_ONCE, STORED = (functools.partial(of_attention, width) for width in (8, 68))
+OVERFLOW = functools.partial(
+    of_update, "update_loss_scale", {"state": initial_state()},
+    gradients=[np.append(np.ones(4999), np.inf).astype(np.float16)],
+)  # fmt: skip
+ADAM = functools.partial(
+    of_update, "adam", {name: np.linspace(1, 2, 300, dtype=np.float32) for name in ("parameters", "mean", "square")},
+    gradients=[np.linspace(-1, 2, 300, dtype=np.float32)], step=3, lr=0.1,
+)  # fmt: skip
 BUGS = {
     "taps that are not turned around": Bug(
         "depthwise/convolve.cuh", "turn ? TAPS - 1 - tap : tap", "turn ? tap : tap", "depthwise_s1", of_dgrad
@@ -212,6 +291,10 @@ BUGS = {
         "misc/layout.cu", "* wide + place % wide", "* wide + place / high", "copy_filter", of_filter
     ),
     "patches of fewer channels": Bug("misc/layout.cu", "tap * share", "tap * c", "copy_filter", of_filter),
+    "a tile that is not turned": Bug(
+        "misc/layout.cu", "tile[along * (TILE + 1) + across + i];", "tile[(across + i) * (TILE + 1) + along];",
+        "transpose", of_transposition,
+    ),
     "other readers subtracted": Bug(
         "misc/samples.cu", "share[v] + to_float(added", "share[v] - to_float(added", "global_avg_pool_backward",
         of_readers,
@@ -301,8 +384,164 @@ BUGS = {
         "depthwise/wgrad.cuh", "item = cb_block_x() * (u32)walkers + (u32)walker", "item = (u32)walker",
         "depthwise_wgrad_s1", of_summed_strips,
     ),
+    # Layer norm: rows whose sums do not fit into shared memory, the statistics, and what merges the sums of blocks.
+    "tiles of long rows without their last row": Bug(
+        "misc/layer_norm.cu", "at.row_lane, rows.end, rows.step", "at.row_lane, rows.end - 1, rows.step",
+        "layer_norm_sums", of_long_rows,
+    ),
+    "long rows, the last product alone": Bug(
+        "misc/layer_norm.cu", "fmaf(error, normed, sums[0][v])", "error * normed", "layer_norm_sums", of_long_rows
+    ),
+    "long rows, sums of what is normed": Bug(
+        "misc/layer_norm.cu", "sums[1][v] += error;", "sums[1][v] += normed;", "layer_norm_sums", of_long_rows
+    ),
+    "long rows, all blocks at the first channels": Bug(
+        "misc/layer_norm.cu", "first = (int)cb_block_y() * lanes", "first = 0 * lanes", "layer_norm_sums", of_long_rows
+    ),
+    "long rows, means for deviations": Bug(
+        "misc/layer_norm.cu", "normed ? statistics[rows.num_rows + row]", "normed ? statistics[row]", "layer_norm_sums",
+        of_long_rows,
+    ),
+    "squares of one thread": Bug(
+        "misc/layer_norm.cu", "combine_row(squares, lanes, shared, Sum())", "squares", "layer_norm", of_rows
+    ),
+    "gradients in each other's place": Bug(
+        "misc/batch_norm.cu", "dgamma + column : dbeta + (column", "dbeta + column : dgamma + (column",
+        "batch_norm_backward_finish", of_summed_rows,
+    ),
+    # Elementwise kernels, and what they share.
+    "every block at the first elements": Bug(
+        "common/elements.cuh", "begin = (i64)cb_block_x()", "begin = 0 * (i64)cb_block_x()", "activation", ACTIVATION
+    ),
+    "no elements after the last vector": Bug(
+        "common/elements.cuh", "rest = end / WIDE * WIDE;", "rest = end;", "activation", ACTIVATION
+    ),
+    "one word for a vector": Bug(
+        "common/held.cuh", "word[i] = words.word[i];", "word[i] = words.word[0];", "activation", ACTIVATION
+    ),
+    "a density that does not grow with its input": Bug(
+        "common/activation.cuh", "normal_cdf(saved) + saved * density", "normal_cdf(saved) + density",
+        "activation_backward",
+        of("activation_backward", {"dy": MANY, "saved": MANY}, {"out": MANY}, kind="gelu"),
+    ),
+    "one flag of a mask for a vector": Bug(
+        "misc/dropout.cu", "loaded.kept.v[v] ? factor", "loaded.kept.v[0] ? factor", "dropout_backward",
+        of("dropout_backward", {"dy": MANY}, {"out": MANY}, mask=np.arange(4949).reshape(MANY) % 3 > 0, p=0.25),
+    ),
+    "an overflow in the first warp alone": Bug(
+        "misc/loss_scale.cu", "value |= shared[warp]", "value |= shared[0]", "find_overflow", OVERFLOW
+    ),
+    "squares not corrected for their start": Bug(
+        "misc/optimizer.cu", "sqrtf(u[v]) / root + eps", "sqrtf(u[v]) + eps", "adam", ADAM
+    ),
+    "the first vector of a range alone": Bug(
+        "misc/pointwise.cu", "column < begin + columns;", "column <= begin;", "place_columns",
+        of("slice_channels_backward", {"dy": PIXELS}, {"out": (2, 9, 11, 24)}, start=8),
+    ),
+    "a window too early": Bug(
+        "misc/pooling.cu", "(begin + stride - 1) / stride", "begin / stride", "avg_pool2d_backward",
+        of("avg_pool2d_backward", {"dy": HALF}, {"out": PIXELS}, window=Window(3, 3, **STRIDE), x_shape=PIXELS),
+    ),
+    "the last row of each thread alone": Bug(
+        "misc/reductions.cu", "sums[0][v] += to_float", "sums[0][v] = to_float", "column_sums",
+        of("linear_wgrad", {"x": (300, 12), "dy": (300, 8)}, {"dw": (8, 12), "db": (8,)}),
+    ),
+    "one position for all": Bug(
+        "misc/tokens.cu", "(position + column, added)", "(position + column % channels, added)", "tokens",
+        of("tokens", {"x": (3, 4, 2, 8), "token": (8,), "position": (9, 8)}, {"out": (3, 9, 1, 8)}),
+    ),
+    "squares that are not centered": Bug(
+        "misc/moments.cuh", "sum * (sum / count)", "0.0f * sum", "batch_norm_statistics", of_norm
+    ),
+    "means of tiles that do not differ": Bug(
+        "misc/moments.cuh", "b.m2 + delta * delta * a.count * share", "b.m2", "batch_norm_finish", of_norm
+    ),
+    # Depthwise convolutions.
+    "the first pixel of a row alone": Bug(
+        "depthwise/walk.cuh", "(u32)extent) << j;", "(u32)extent);", "depthwise_s1", of_fprop
+    ),
+    "strips that overlap": Bug(
+        "depthwise/window.cuh", "(u32)window.num_columns) * groups}", "(u32)window.num_columns) * (groups / 2)}",
+        "depthwise_s1", of_fprop,
+    ),
+    "gradients that are not negative": Bug(
+        "depthwise/depthwise.cu", "bfloat16_t{0xff80}", "bfloat16_t{0}", "depthwise_dgrad_s2", OF_TWO
+    ),
+    "one column for both of a stride": Bug(
+        "depthwise/scalar.cu", "(s + k % up) / up", "s / up", "depthwise_each", OF_SEVEN
+    ),
+    "sums of all walkers but the second": Bug(
+        "depthwise/scalar.cu", "int from = 1; from < walkers", "int from = 2; from < walkers", "depthwise_wgrad_each",
+        OF_SEVEN_TAPS,
+    ),
+    "partial sums without the second": Bug(
+        "depthwise/scalar.cu", "int i = 1; i < PARTS", "int i = 2; i < PARTS", "depthwise_wgrad_reduce", of_wgrad
+    ),
+    # Tiled products and convolutions, and kernels that check them.
+    "taps of a phase rounded down": Bug(
+        "common/conv_geometry.cuh", "(taps - tap + tap_step - 1) / tap_step", "(taps - tap) / tap_step", "conv2d_dgrad",
+        STRIDED,
+    ),
+    "pixels of a phase side by side": Bug(
+        "common/product_kernel.cuh", "(within - line * phase_columns) * conv.stride_w",
+        "(within - line * phase_columns)", "conv2d_dgrad", STRIDED,
+    ),
+    "one row of taps": Bug(
+        "common/operand_sources.cuh", "down = window.vertical.step;", "down = 0;", "conv2d_dgrad", STRIDED
+    ),
+    "one column of taps": Bug(
+        "common/operand_sources.cuh", "tap % taps.horizontal.taps * taps.horizontal.step", "0", "conv2d_wgrad", TAPS
+    ),
+    "a residual of one column": Bug(
+        "common/epilogue.cuh", "to_float(residual[i].v[j])", "to_float(residual[i].v[0])", "gemm_nt", WIDE, 52
+    ),
+    "the residual of the first row": Bug(
+        "common/epilogue.cuh", "epilogue.residual[place]", "epilogue.residual[column]", "gemm_nt", EACH, 52
+    ),
+    "tiles of the first rows": Bug(
+        "common/tile_order.cuh", "first + inside - column", "inside - column", "gemm_nt", FEW_ROWS, 52
+    ),
+    "slices over the same part of gemm_k": Bug(
+        "common/product_run.cuh", "(i64)(begin - 1) * TILE_K", "(i64)(begin / 2) * TILE_K", "gemm_nt", SLICED, 52
+    ),
+    "the first slice four times": Bug(
+        "simt/split_k_reduce.cu", "sum[j] += parts[i].v[j]", "sum[j] += parts[0].v[j]", "split_k_reduce", SLICED, 52
+    ),
+    "a product turned around": Bug(
+        "naive/gemm.cu", "index / product.n, n = index % product.n", "index % product.m, n = index / product.m",
+        "gemm_nn", of_naive,
+    ),
+    "windows without their stride": Bug(
+        "naive/conv2d.cu", "above / conv.stride_h, q = before / conv.stride_w", "above, q = before", "conv2d_dgrad",
+        of_naive_gradient,
+    ),
+    "a filter that is not turned around": Bug(
+        "winograd/transforms.cu", "turned ? 8 - tap : tap", "turned ? tap : tap", "winograd_filter",
+        functools.partial(of_winograd, 2, "dgrad"),
+    ),
+    "one column of a tile": Bug(
+        "winograd/transforms.cu", "const int x = item.left + j;", "const int x = item.left;", "winograd_result",
+        functools.partial(of_winograd, 2, "dgrad"),
+    ),
+    "the first point twice": Bug(
+        "winograd/cook_toom.cuh", "fmaf(P, odd_p, Q * odd_q)", "fmaf(P, odd_p, P * odd_q)", "winograd_result",
+        functools.partial(of_winograd, 4, "fprop"),
+    ),
+    # Attention in float32.
+    "sums that are not scaled down": Bug(
+        "attention/attend.cu", "fmaf(sum[i], scale,", "fmaf(sum[i], 1.0f,", "attend", AT_ONCE
+    ),
+    "scores without their factor": Bug(
+        "attention/heads.cu", "sums[i][j] * product.factor", "sums[i][j]", "heads_nt", STORED
+    ),
+    "all tiles at the first columns": Bug(
+        "attention/product.cuh", "(int)(number % tiles_n) * TILE", "0 * TILE", "heads_nn", STORED
+    ),
 }  # fmt: skip
-CASES = seen_always(BUGS, "taps that are not turned around", "one sample for a tile of rows", "taps of a patch by rows")
+ALWAYS = "taps that are not turned around", "one sample for a tile of rows", "taps of a patch by rows"
+CASES = seen_always(BUGS, *ALWAYS)
+CHECKED = {bug.check: name for name, bug in BUGS.items()}
+"""A bug of each check."""
 
 
 class Changed(Simulator):
@@ -316,7 +555,7 @@ class Changed(Simulator):
         """Bind the changed kernel, or another as it is."""
         if kernel.entry == self.bug.entry:
             source = KERNELS / self.bug.file
-            paths = {*(KERNELS / kernel.source).parent.iterdir(), source}
+            paths = {*(KERNELS / kernel.source).parent.iterdir(), *source.parent.iterdir()}
             kernel = planting.mutant("source", kernel, paths, [(source.name, self.bug.old, self.bug.new)])
             self.was_bound = True
         return super().bind(kernel, grid, arguments)
@@ -326,7 +565,7 @@ def target(arch: int, simulator: Simulator) -> Target:
     return Target(catalogue.find(CPUSIM_DEVICES[arch]), simulator)
 
 
-@pytest.mark.parametrize("name", {bug.check: name for name, bug in BUGS.items()}.values())
+@pytest.mark.parametrize("name", seen_always(CHECKED.values(), *(CHECKED[BUGS[name].check] for name in ALWAYS)))
 def test_the_kernel_as_it_is_passes(name):
     """What fails with a bug passes without."""
     arch = BUGS[name].arch
@@ -340,3 +579,20 @@ def test_the_bug_is_caught(name):
     with pytest.raises((AssertionError, SimulationError)):
         BUGS[name].check(target(simulator.arch, simulator))
     assert simulator.was_bound
+
+
+def test_each_source_that_computes_has_a_planted_bug():
+    """But for instructions, which twins check, and sources that only have constants, structures or macros."""
+    without = {
+        "common/device.cuh", "common/device_hopper.cuh", "common/device_mma.cuh", "common/loss_scale.cuh",
+        "common/structs.cuh", "mma/implicit_gemm.cu", "simt/implicit_gemm.cu",
+    }  # fmt: skip
+    text = "".join(path.read_text() for path in Path(__file__).parent.glob("test_planted_*.py"))
+    sources = {path.relative_to(KERNELS).as_posix(): path for path in KERNELS.glob("*/*.cu*")}
+    times = collections.Counter(path.name for path in sources.values())
+    left = []
+    for name, path in sources.items():
+        is_clear = times[path.name] == 1 or path.parent.name in {"hopper", "mma"}
+        if f'"{name}"' not in text and not (is_clear and f'"{path.name}"' in text):
+            left.append(name)
+    assert set(left) - without == set()
