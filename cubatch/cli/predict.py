@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from cubatch.checks import EXPERIMENTAL
 from cubatch.choices import Mode
 from cubatch.cli import console, options as opt, torch_module
 
@@ -52,6 +53,15 @@ def predict(
         ),
     ] = "vendor",
     recompute: opt.RecomputeOption = False,
+    experimental: Annotated[
+        str | None,
+        typer.Option(
+            "--experimental",
+            metavar="NAME,...",
+            help="With --library cubatch: predict for kernels that no GPU has run yet, one or several of "
+            f"{', '.join(EXPERIMENTAL)}.",
+        ),
+    ] = None,
     anchors: Annotated[
         list[str] | None,
         typer.Option(
@@ -82,6 +92,9 @@ def predict(
     Example: cubatch predict vgg16 --device titan-x-pascal --plot curve.png
 
     Example: cubatch predict my_models:build --library torch --input-shape 32,32,3 --device t4 --mode training
+
+    Example: cubatch predict vit-base --device h200-sxm --mode training --dtype float16 --batch-sizes 128 --library
+    cubatch --experimental flash_attention
     """
     from cubatch.report.plots import forecast_curves, style
     from cubatch.report.tables import forecast as forecast_table
@@ -104,13 +117,15 @@ def predict(
     if library == "torch" and ":" in model:
         others = {
             "--anchors": anchors, "--recompute": recompute or None, "--classes": classes, "--opaque": opaque or None,
+            "--experimental": experimental,
         }  # fmt: skip
         ask = torch_module.bind(_predicted, model, inputs, dtype=dtype, others=others)
     else:
         inputs.check_absent(library if library != "torch" else "a network")
         spec = opt.read_spec(model, input_shape, classes, opaque=opaque)
         ask = functools.partial(
-            _predicted, spec, dtype=dtype, library=library, anchors=anchors, recompute=recompute
+            _predicted, spec, dtype=dtype, library=library, anchors=anchors, recompute=recompute,
+            experimental=[name.strip() for name in experimental.split(",")] if experimental is not None else (),
         )  # fmt: skip
     options: dict[str, Any] = {
         "mode": mode, "batch_sizes": sizes, "objective": objective, "tolerance": tolerance, "optimizer": optimizer,

@@ -74,7 +74,7 @@ def step_of(work: Workload, batch_sizes: Sequence[int], scales: Scales = UNSCALE
     """
     step = predict_step(
         work.spec, batch_sizes, work.device, mode=work.mode, dtype=work.dtype, library=_model(work.library),
-        scales=scales,
+        scales=scales, experimental=work.experimental,
     )  # fmt: skip
     return recomputed(step, work.spec) if work.is_recomputed else step
 

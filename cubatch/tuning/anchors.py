@@ -44,7 +44,8 @@ def source_of(work: Workload) -> tuple[str, str]:
 def work_of(work: Workload) -> str:
     """Return the spec and settings of a workload as JSON; predictions of workloads with equal text share an error."""
     mapping = {name: value for name, value in work.spec.to_mapping().items() if name != "name"}
-    return json.dumps([mapping, work.mode, work.library, work.dtype, work.is_recomputed], sort_keys=True)
+    settings = [work.mode, work.library, work.dtype, work.is_recomputed, sorted(work.experimental)]
+    return json.dumps([mapping, *settings], sort_keys=True)
 
 
 @attrs.frozen

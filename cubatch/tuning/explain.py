@@ -90,6 +90,7 @@ _MODEL_NOTES = {
 }
 """Sentences of `ModelNote`, by code."""
 _COUNTED = ("counted_clocks", "fitted_on_h200")
+_UNTRIED = "Predicted with experimental kernels, off in all other commands, since no GPU has run them yet: {}."
 MEMORY_OF_ENGINE = "Memory is planned for cubatch's own engine; a framework takes more, so that less fits."
 MEMORY_OF_MODULE = "Memory is that of the step's tensors; workspaces and unused blocks of the allocator come on top."
 
@@ -563,15 +564,17 @@ def predicted(forecast: Forecast, sharpened: Sharpened) -> tuple[str, ...]:
 
 
 def forecast_notes(
-    device: Device, model: Sequence[ModelNote], memory: Sequence[str], known: Sequence[Anchor]
-) -> tuple[str, ...]:
+    device: Device, model: Sequence[ModelNote], memory: Sequence[str], known: Sequence[Anchor],
+    *, experimental: Sequence[str] = (),
+) -> tuple[str, ...]:  # fmt: skip
     """
-    Return sentences on the limits of a forecast: of the time model, of an unknown GPU and of memory.
+    Return sentences on the limits of a forecast: of experimental kernels, the time model, an unknown GPU and memory.
 
     Args:
         model: Notes of the time model.
         memory: Sentences about the memory limit.
         known: The anchors. Those of cubatch kernels are listed in the note on the times of these kernels.
+        experimental: Names of experimental kernels that the forecast counts with.
     """
     timed = ", ".join(anchor.origin for anchor in known if anchor.work.library == "cubatch")
     measured = f"Times of cubatch kernels are clocks counted in the compiled code, corrected by measurements: {timed}."
@@ -581,7 +584,8 @@ def forecast_notes(
         else _MODEL_NOTES[note.code].format(value=note.value, device=device, share=_percent(MOVED_SHARE))
         for note in model
     )
-    return (*notes, *_unknown_architecture(device), *memory)
+    untried = [_UNTRIED.format(join_words(experimental))] if experimental else []
+    return (*untried, *notes, *_unknown_architecture(device), *memory)
 
 
 def _unknown_architecture(device: Device) -> Iterator[str]:

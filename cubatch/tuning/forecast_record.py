@@ -18,7 +18,7 @@ from cubatch.tuning.results import SCHEMA, BatchSizeResult, Measurement
 from cubatch.units import format_seconds
 
 _SETTINGS = (
-    "mode", "dtype", "objective", "tolerance", "library", "optimizer", "recompute", "batch_size",
+    "mode", "dtype", "objective", "tolerance", "library", "optimizer", "recompute", "experimental", "batch_size",
     "fastest_batch_size", "largest_batch_size", "tied_with", "decided_by", "reasons", "notes",
 )  # fmt: skip
 _PREDICTED = (
@@ -62,8 +62,8 @@ class Forecast(BatchSizeResult):
         spec_name: The network's name, the kind of layer, or the module's class.
         spec, input_shape: The spec as a mapping, and the extents (h, w, c) of a sample; of a module its name, and None.
         device: The GPU.
-        mode, dtype, objective, tolerance, library, optimizer, recompute, accumulate: The request. `recompute` is None
-            for a module.
+        mode, dtype, objective, tolerance, library, optimizer, recompute, experimental, accumulate: The request.
+            `recompute` is None for a module.
         limits: {"max_batch_size", "memory_bytes", "latency_seconds"}; None: no limit.
         candidates: The batch sizes, ascending, with their reasons; `over_limit` ones do not fit.
         seconds: Predicted seconds of a step, by each batch size that fits.
@@ -93,6 +93,7 @@ class Forecast(BatchSizeResult):
     library: str
     optimizer: str
     recompute: bool | None
+    experimental: tuple[str, ...] = ()
     accumulate: int = 1
     limits: Mapping[str, Any] = attrs.field(hash=False)
     candidates: tuple[Candidate, ...]

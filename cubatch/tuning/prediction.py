@@ -8,7 +8,7 @@ rules for recommendation and limit are the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ def predict(
     latency_limit: float | None = None,
     optimizer: Optimizer | str | Callable[[Iterable[Any]], Any] = "sgd",
     recompute: bool = False,
+    experimental: Collection[str] = (),
     loss: Callable[..., Any] | None = None,
     autocast: str | None = None,
     accumulate: int = 1,
@@ -91,6 +92,8 @@ def predict(
         latency_limit: Longest allowed step in seconds.
         optimizer: As for `autotune`; for a module as for `autotune_module`.
         recompute: As for `autotune`.
+        experimental: For library "cubatch" only: names of kernels that no GPU has run yet, listed in
+            docs/method/kernels.md. A name without effect on the network or GPU is ignored.
         loss, autocast, accumulate, constant_inputs: For a module only: as for `autotune_module`.
         opaque: For a module only: as for `footprint`. A function takes the time of its operators.
 
@@ -124,13 +127,16 @@ def predict(
     }  # fmt: skip
     kind: dict[str, Any] = {"mode": mode, "dtype": dtype, "optimizer": optimizer, "recompute": recompute}
     if step_memory.is_module(spec, batches):
-        for name, value, default in (("library", library, "vendor"), ("anchors", anchors, None)):
+        of_networks = ("library", library, "vendor"), ("anchors", anchors, None), ("experimental", experimental, ())
+        for name, value, default in of_networks:
             if value != default:
                 raise InvalidArgument(name, value, "left out for a PyTorch module, to which it does not apply")
         module = predicted_subject.module(spec, batches, device, request, {**kind, **others})
         return _forecast(module, request, explain.MEMORY_OF_MODULE)
     step_memory.applicable(others, is_foreign=False)
-    network = predicted_subject.network(spec, device, request, anchors=anchors, library=library, **kind)
+    network = predicted_subject.network(
+        spec, device, request, anchors=anchors, library=library, experimental=experimental, **kind
+    )  # fmt: skip
     return _forecast(network, request, explain.MEMORY_OF_ENGINE)
 
 
@@ -194,11 +200,8 @@ def _forecast(subject: PredictedSubject, request: Request, about_memory: str) ->
         notes=(),
     )
     memory = [*map(sentence, memory_notes(subject.memory)), about_memory]
-    return attrs.evolve(
-        draft,
-        reasons=explain.predicted(draft, steps.sharpened),
-        notes=explain.forecast_notes(device, step.notes, memory, subject.anchors),
-    )
+    notes = explain.forecast_notes(device, step.notes, memory, subject.anchors, experimental=draft.experimental)
+    return attrs.evolve(draft, reasons=explain.predicted(draft, steps.sharpened), notes=notes)
 
 
 def _at_latency_limit(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -57,7 +57,7 @@ class PredictedSubject:
 
 def network(
     spec: SpecLike, device: Device | str | None, request: Request, *, anchors: Any, mode: str, dtype: str,
-    library: str, optimizer: str, recompute: bool,
+    library: str, optimizer: str, recompute: bool, experimental: Collection[str],
 ) -> PredictedSubject:  # fmt: skip
     """
     Return a network with its candidate batch sizes, after checking the arguments of `predict`.
@@ -70,10 +70,14 @@ def network(
     """
     if library not in LIBRARIES:
         raise InvalidArgument("library", library, "one of " + ", ".join(LIBRARIES))
+    if experimental and library != "cubatch":
+        remedy = "The names are of cubatch kernels."
+        raise InvalidArgument("experimental", experimental, f'left out for library="{library}"', remedy)
     gpu = _gpu_of(device)
     if library == "cubatch":
         check_kernels(gpu)
     planned = Workload.of(spec, gpu, mode=mode, dtype=dtype, optimizer=optimizer, recompute=recompute)
+    planned = attrs.evolve(planned, experimental=experimental)
     # The memory plan of cubatch kernels, which counts for every library, needs SMs and compute capability too.
     _check_facts(gpu, missing_facts(gpu, dtype, library))
     work, planned = attrs.evolve(planned, library=library), attrs.evolve(planned, library="cubatch")
@@ -105,7 +109,8 @@ def network(
         anchors=known,
         facts={
             "spec_name": work.name, "spec": work.spec.to_mapping(), "input_shape": work.input_shape,
-            "anchors": tuple(anchor.origin for anchor in known), **work.settings,
+            "anchors": tuple(anchor.origin for anchor in known), "experimental": tuple(sorted(work.experimental)),
+            **work.settings,
         },
     )  # fmt: skip
 

@@ -21,7 +21,7 @@ def planted(monkeypatch):
     """Replace the model: give seconds by batch size and how unsure it is."""
 
     def plant(seconds: dict[int, float], sd: float = 0.1, notes: tuple[str, ...] = ()) -> None:
-        def step(spec, sizes, device, *, mode, dtype, library, scales):
+        def step(spec, sizes, device, *, mode, dtype, library, scales, experimental):
             times = scales.compute * np.array([seconds[n] for n in sizes])
             half = np.exp(1.6448536269514722 * math.hypot(sd, SCALE_SD))
             blocks = np.array([num_blocks(GO, Pass.FPROP, n) for n in sizes], float)

@@ -41,6 +41,26 @@ def test_times_are_those_of_the_model(library):
     assert set(forecast_notes(V100, step.notes, (), ())) <= set(found.notes)
 
 
+def test_experimental_kernels_count_in_time_and_memory_and_a_note_names_them():
+    """Attention without stored weights is faster and smaller; without the option nothing names it."""
+    usual, found = (
+        predict(
+            "deit-tiny", device="h200-sxm", mode="training", dtype="float16", library="cubatch", batch_sizes=[8],
+            experimental=names,
+        )
+        for names in ([], ["flash_attention"])
+    )  # fmt: skip
+    step = predict_step(
+        models.build("deit-tiny"), [8], found.device, mode="training", dtype="float16", library="cubatch",
+        experimental=["flash_attention"],
+    )  # fmt: skip
+    assert found.seconds[8] == pytest.approx(float(step.seconds[0]))
+    assert found.seconds[8] < usual.seconds[8]
+    assert found.peak_bytes[8] < usual.peak_bytes[8]
+    assert (usual.to_mapping()["experimental"], found.to_mapping()["experimental"]) == ([], ["flash_attention"])
+    assert ["flash_attention" in " ".join(each.notes) for each in (usual, found)] == [False, True]
+
+
 def test_candidates_and_limits_are_those_of_the_ladder_and_the_plan():
     """The sizes that `candidates` gives for our kernels, the largest by `max_batch_size`, the plan's bytes and roof."""
     options: dict[str, Any] = {"mode": "training", "dtype": "float16", "optimizer": "adam"}
@@ -251,6 +271,8 @@ def test_a_gpu_without_the_facts_has_them_named(library, lost, named):
         ({"batch_sizes": [2**31]}, "batch_sizes"),
         ({"batch_sizes": [64], "max_batch_size": 32}, "batch_sizes"),
         ({"anchors": "one.json"}, "anchors"),
+        ({"experimental": ["norm_sums"]}, "experimental"),
+        ({"experimental": ["norm_sum"], "library": "cubatch"}, "experimental"),
     ],
 )
 def test_an_argument_that_makes_no_sense_is_named(options, field):

@@ -6,6 +6,7 @@ import itertools
 import math
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -99,6 +100,16 @@ def test_planted_scales_come_back(monkeypatch, compute, memory):
     monkeypatch.setitem(globals(), "MODEL_SD", 0.005)
     sure = sharpen(asked(), [64], known)
     assert (sure.compute, sure.memory) == (pytest.approx(compute, rel=0.03), pytest.approx(memory, rel=0.03))
+
+
+def test_a_step_with_experimental_kernels_is_not_the_step_that_was_measured():
+    """Its measurement corrects the GPU, but the error of such a step stays."""
+    usual = asked(library="cubatch")
+    spread = [
+        sharpen(attrs.evolve(usual, experimental=names), [64], [truth(usual, 1.4, 1.4)]).covariance[0, 0]
+        for names in ((), ("norm_sums",))
+    ]
+    assert spread[0] < 0.03**2 < MODEL_SD**2 < spread[1]
 
 
 def test_forty_sizes_of_one_network_are_not_forty_anchors():
