@@ -272,12 +272,20 @@ class BoundedRunner(abc.ABC):
             return False
         if self._batch_bytes > REFERENCE_SHARE * self._memory_limit:
             return False
-        self._memory_limit += self._reference_bytes - self._batch_bytes
+        step = self._reference_step(self._step)
+        self.drop_reference()
+        self._memory_limit -= self._batch_bytes
         self._reference_bytes = self._batch_bytes
-        self.clock.hold_reference(self._reference_step(self._step), repeats)
+        self.clock.hold_reference(step, repeats)
         self.release()
         self._reference_size = self._batch_size
         return True
+
+    def drop_reference(self) -> None:
+        """Run no reference steps from now on, and free the batch of a held one."""
+        self._memory_limit += self._reference_bytes
+        self._reference_size = self._reference_bytes = 0
+        self.clock.drop_reference()
 
     def _reference_step(self, prepared: Callable[[], None]) -> Callable[[], object]:
         """

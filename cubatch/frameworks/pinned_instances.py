@@ -85,8 +85,6 @@ class PinnedInstances(RemoteBoundedRunner):
         finally:
             if not is_held:
                 self._together(super().drop_reference, "drop_reference")
-        if not is_held:
-            self._together(super().prepare, "prepare", self._batch_size)  # what the caller has prepared
         return is_held
 
     def release(self) -> None:

@@ -42,6 +42,7 @@ _COMMANDS: Mapping[str, Callable[..., Any]] = {
     "peak": operator.attrgetter("peak_bytes"),
     "free_bytes": lambda runner: runner.clock.free_bytes(),
     "hold_reference": ModuleRunner.hold_reference,
+    "drop_reference": ModuleRunner.drop_reference,
     "release": ModuleRunner.release,
     "forget_compiling": ModuleRunner.forget_compiling,
     "compile_seconds": operator.attrgetter("compile_seconds"),
@@ -290,8 +291,14 @@ class RankedRunner(BoundedRunner):
         `repeats` reference steps run before and after each timing.
         """
         taken = self.peak_bytes
-        is_held = all(self._do("hold_reference", repeats))
-        if is_held:
+        try:
+            is_held = all(self._do("hold_reference", repeats))
+        except Exception:
+            self._do("drop_reference")
+            raise
+        if not is_held:  # in the steps of a held one, a rank would wait for those that hold none
+            self._do("drop_reference")
+        else:
             if self._plan is not None and taken is not None and self._steps:
                 self._plan.learn(self._batch_size, taken)
             self._step, self._steps = None, 0

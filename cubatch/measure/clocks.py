@@ -40,6 +40,10 @@ class HostClock:
         """Run `step` `repeats` times as the reference, before and after each timing from now on."""
         self._reference = step, repeats
 
+    def drop_reference(self) -> None:
+        """Run no reference step from now on."""
+        self._reference = None
+
     def now(self) -> float:
         """Return seconds on the monotone clock."""
         return time.monotonic()

@@ -93,8 +93,9 @@ class NetworkRunner:
         free = None if isinstance(self.model, DataParallel) else host.available_memory_bytes()  # ranks decide alike
         if free is not None and self.model.held_bytes > REFERENCE_SHARE * free:
             return False
+        model = self._make_model()
         self._drop_reference()
-        self._reference, self.model = self.model, self._make_model()
+        self._reference, self.model = self.model, model
         self.clock.hold_reference(self._reference.step, repeats)
         return True
 

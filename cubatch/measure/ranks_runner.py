@@ -67,8 +67,14 @@ class RanksRunner:
 
         `repeats` reference steps run before and after each timing.
         """
-        is_held = all(self._do("hold_reference", repeats))
-        self._reference = (self._batch_size, repeats) if is_held else None
+        is_held = False
+        try:
+            is_held = all(self._do("hold_reference", repeats))
+        finally:
+            if is_held:
+                self._reference = self._batch_size, repeats
+            else:  # a rank that holds it would wait in its steps for one that does not
+                self._group.close()
         return is_held
 
     def step(self) -> None:

@@ -149,7 +149,8 @@ class RemoteRunner:
         `repeats` reference steps run before and after each timing.
         """
         is_held: bool = self._ask({"do": "hold_reference", "repeats": repeats}, self._prepare_seconds)
-        self._reference = (self._batch_size, repeats) if is_held else None
+        if is_held:
+            self._reference = self._batch_size, repeats
         return is_held
 
     def drop_reference(self) -> None:

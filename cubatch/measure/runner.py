@@ -114,6 +114,8 @@ class HoldsReference(Protocol):
         """
         Keep the prepared batch size as the reference, which `release` does not free.
 
+        It replaces an earlier reference.  Before other steps, a batch size must be prepared again, also after False.
+
         Args:
             repeats: Reference steps before each timing, and as many after it.
 

@@ -127,11 +127,12 @@ class Stopwatch:
         if not isinstance(self.runner, HoldsReference):
             return False
         self._prepare(batch_size)
+        self._prepared = None
         repeats = repeats_for(step_seconds, REFERENCE_BLOCK_SECONDS)
         with self._waiting(f"holding batch size {batch_size} as the reference", HANG_SECONDS):
             is_held = self.runner.hold_reference(repeats)
         if is_held:
-            self._prepared, self.reference_batch_size = None, batch_size
+            self.reference_batch_size = batch_size
             self.span_seconds = max(self.span_seconds, PAIRED_SPAN_SECONDS)
             self._reference_repeats, self.around_seconds = repeats, (2 * repeats + 1) * step_seconds
         return is_held

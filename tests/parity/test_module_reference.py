@@ -13,7 +13,7 @@ from torch import nn  # noqa: E402
 
 from cubatch.frameworks import bounded_runner, torch_module  # noqa: E402
 from cubatch.frameworks.memory_meter import HostMeter  # noqa: E402
-from cubatch.frameworks.ranks import RankedRunner, Ranks  # noqa: E402
+from cubatch.frameworks.ranks import _COMMANDS, RankedRunner, Ranks  # noqa: E402
 
 
 class Recorder(nn.Module):
@@ -101,6 +101,47 @@ def test_the_peak_of_a_size_below_the_reference_is_unknown(is_ranked, monkeypatc
         runner.release()
         assert [peak is None for peak in peaks] == [True, False]
         assert [row["batch_size"] for row in runner.history] == [16, 32]
+
+
+@pytest.mark.parametrize("second", ["refuses", "fails"])
+def test_ranks_hold_a_reference_only_together(second, monkeypatch):
+    """
+    If one of two ranks refuses a larger reference, or fails to hold it, no rank runs reference steps from then on.
+
+    In the reference steps of a module whose ranks exchange gradients, the others would wait for it.
+    """
+    modules = [Recorder(), Recorder()]
+    runners = [torch_module.TorchModule(each, (3, 8, 8), mode="training").ready().runner(2**34, 0) for each in modules]
+
+    def do(_, command, *arguments):
+        answers, errors = [], []
+        for each in runners:
+            try:
+                answers.append(_COMMANDS[command](each, *arguments))
+            except ValueError as error:
+                errors.append(error)
+        for error in errors:
+            raise error
+        return answers
+
+    ranked = RankedRunner(SimpleNamespace(do=do), runners[0], 2**34)
+    ranked.prepare(2)
+    limit = runners[0]._memory_limit
+    assert ranked.hold_reference(1)
+    ranked.prepare(4)
+    if second == "refuses":
+        runners[1]._memory_limit = 1
+    else:
+        monkeypatch.setattr(runners[1], "_reference_step", lambda _: int("x"))
+    with contextlib.suppress(ValueError):
+        assert not ranked.hold_reference(1)
+    ranked.prepare(16)
+    for module in modules:
+        del module.sizes[:]
+    assert ranked.clock.time(ranked.step, 2).reference_before_seconds is None
+    assert [module.sizes for module in modules] == [[16, 16], [16, 16]]
+    assert runners[0]._memory_limit == limit
+    ranked.close()
 
 
 def test_a_held_reference_does_not_lower_the_largest_size_that_fits(monkeypatch):

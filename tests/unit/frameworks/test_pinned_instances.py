@@ -100,11 +100,12 @@ def test_a_failed_start_keeps_the_instances_that_started(open_instances, tmp_pat
 
 
 def test_a_reference_is_held_by_all_or_by_none(open_instances, tmp_path):
-    """The first instance could hold one and the second cannot: a new first one has the same size prepared."""
+    """The first instance could hold one and the second cannot: a new worker replaces the first, and holds none."""
     instances = open_instances("numbered", folder=str(tmp_path))
     instances.prepare(4)
     first = instances.worker_pid
     assert not instances.hold_reference(2)
+    instances.prepare(4)
     assert instances.worker_pid != first
     assert instances.time(1).seconds == pytest.approx(3.0)  # a new instance is no first one
 

@@ -25,14 +25,15 @@ class Holder(FakeRunner):
 
     def hold_reference(self, repeats: int) -> bool:
         self.log.append(["hold", self.batch_size, repeats])
-        self.reference = self.batch_size, repeats
-        return self.can
+        if is_held := self.can and f"hold {self.batch_size}" not in self.habits:
+            self.reference = self.batch_size, repeats
+        return is_held
 
     def time(self, step: Callable[[], None], repeats: int) -> Reading:
         size, block = self.reference
         blocks = {"reference_before_seconds": 1e-3 * size, "reference_after_seconds": 1e-3 * size * block}
         reading = super().time(step, repeats)
-        return attrs.evolve(reading, **blocks) if size and self.can else reading
+        return attrs.evolve(reading, **blocks) if size else reading
 
 
 def make_holder(habits: dict[str, str] | None = None) -> Holder:

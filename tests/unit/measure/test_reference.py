@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import types
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 import attrs
 import pytest
 
-from cubatch.errors import WorkerDied
+from cubatch.errors import OutOfMemory, WorkerDied
 from cubatch.measure import clocks, ranks_runner
 from cubatch.measure.budget import Budget, OutOfBudget
 from cubatch.measure.callable_runner import CallableRunner
@@ -173,9 +174,11 @@ def test_a_runner_that_cannot_hold_a_reference_is_timed_without_one() -> None:
     assert not isinstance(plain, HoldsReference)
     assert not stopwatch_of(plain).hold_reference(4, 0.004)
     assert plain.prepared == []
-    refusing = stopwatch_of(Holds(can=False))
+    refusing = stopwatch_of(runner := Holds(can=False))
     assert not refusing.hold_reference(4, 0.004)
     assert refusing.reference_batch_size is None
+    refusing.run_trial(4, first_round=0, likely=None, keep=lambda timing: None)
+    assert runner.session.prepared == [4, 4]  # ranks that could hold it have no step of it any more
 
 
 def test_a_spent_budget_holds_no_reference() -> None:
@@ -252,6 +255,24 @@ def test_a_network_is_held_and_another_model_goes_on() -> None:
     assert held.plan is None
 
 
+def test_a_network_without_memory_for_another_model_keeps_its_reference() -> None:
+    """No larger reference is held, and timings go on with the earlier one."""
+
+    def make_no_model() -> Any:
+        raise MemoryError
+
+    runner = network_runner(spec=models.build("mlp").to_mapping(), **OPTIONS)
+    runner.prepare(4)
+    assert runner.hold_reference(1)
+    runner.prepare(8)
+    runner._make_model = make_no_model
+    with pytest.raises(MemoryError):
+        runner.hold_reference(1)
+    runner.prepare(16)
+    assert runner.clock.time(runner.step, 1).reference_after_seconds > 0
+    runner.close()
+
+
 def test_a_network_on_a_gpu_holds_no_reference() -> None:
     """Without a way to make another model the prepared one goes on."""
     model = types.SimpleNamespace(plan=None, step=lambda: None)
@@ -260,22 +281,37 @@ def test_a_network_on_a_gpu_holds_no_reference() -> None:
     assert runner.model is model
 
 
-def test_ranks_hold_a_reference_only_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every rank is asked, for the same steps; if one cannot, there is none."""
-    asked: list[Any] = []
+@pytest.mark.parametrize("second", [[True, False], OutOfMemory("rank 1")], ids=["refuses", "fails"])
+def test_ranks_hold_a_reference_only_together(monkeypatch: pytest.MonkeyPatch, second: Any) -> None:
+    """If one rank cannot hold a larger reference, or fails to, all end; new ones hold the earlier reference again."""
+    begun: list[Any] = []
 
     class Group:
-        is_open = True
+        def __init__(self) -> None:
+            self.is_open, self.asked = True, list[Any]()
+            begun.append(self)
 
-        def do(self, deed: str, *arguments: Any, **_: Any) -> list[Any]:
-            asked.append((deed, *arguments))
-            return answers
+        def close(self) -> None:
+            self.is_open = False
+
+        def do(self, *request: Any) -> list[Any]:
+            self.asked.append(request)
+            if request != ("hold_reference", 5):
+                return [True, True]
+            if isinstance(second, OutOfMemory):
+                raise second
+            return second
 
     monkeypatch.setattr(ranks_runner.RanksRunner, "_begun", lambda self: Group())
     runner = ranks_runner.RanksRunner(["cpu", "cpu"], {})
-    for answers in ([True, True], [True, False]):
-        assert runner.hold_reference(3) == all(answers)
-    assert asked == [("hold_reference", 3)] * 2
+    runner.prepare(4)
+    assert runner.hold_reference(3)
+    runner.prepare(8)
+    with contextlib.suppress(OutOfMemory):
+        assert not runner.hold_reference(5)
+    runner.prepare(16)
+    assert [group.is_open for group in begun] == [False, True]
+    assert begun[1].asked == [("prepare", 4), ("hold_reference", 3), ("prepare", 16)]
 
 
 # --- workers -------------------------------------------------------------------------------------------------
@@ -304,6 +340,17 @@ def test_a_new_worker_holds_the_reference_that_the_first_one_held(start) -> None
     assert before.reference_before_seconds == after.reference_before_seconds == pytest.approx(0.004)
     assert before.reference_after_seconds == after.reference_after_seconds == pytest.approx(0.004 * 5)
     assert runner.call("log") == [["prepare", 4], ["hold", 4, 5], ["prepare", 8]]
+
+
+def test_a_new_worker_holds_the_reference_that_a_refused_one_was_to_replace(start) -> None:
+    """A worker holds 4 and refuses 8, so that 4 stays: the next worker holds 4 too."""
+    runner = start(counting_worker({"hold 8": "refuse"}))
+    for size, is_held in ((4, True), (8, False)):
+        runner.prepare(size)
+        assert runner.hold_reference(5) == is_held
+    runner.restart()
+    runner.prepare(16)
+    assert runner.call("log") == [["prepare", 4], ["hold", 4, 5], ["prepare", 16]]
 
 
 @pytest.mark.parametrize("factory", ["worker_fakes:make", "measure.reference_worker:make_refusing"])
