@@ -85,7 +85,8 @@ class Search:
         self.outcomes = {o.batch_size: o for o in earlier.outcomes if o.status != "interrupted"}
         self.retried: set[int] = set()
         self.round = max((timing.round // PER_TRIAL for timing in earlier.timings), default=0)
-        self.seeks_reference = self.on_host
+        # whether to hold a reference step; whether to replace one that proves too short, until that fails
+        self.seeks_reference, self.replaces = self.on_host and len(self.candidates) > 1, True
         self.progress_error: Exception | None = None
         self.blas: ThreadpoolController | None = None
         with contextlib.suppress(OSError):  # without a file descriptor left, libraries cannot be listed
@@ -255,12 +256,11 @@ class Search:
         if self.seeks_reference or seconds > min(most, MOST_REFERENCE_SECONDS) or n == too_short:
             return
         try:
-            stopwatch.hold_reference(n, seconds)
-        except OutOfBudget:
-            pass
+            with contextlib.suppress(OutOfBudget):
+                self.replaces = stopwatch.hold_reference(n, seconds)
         except Exception as error:  # noqa: BLE001 - a size that fails here is measured without a reference
             _log.warning("no reference step of batch size %d: %s", n, error)
-            stopwatch.forget()
+            self.replaces = False
             _release_runner(stopwatch.runner, error, restart=False)
 
     def _likely_seconds(self, n: int) -> float | None:
@@ -279,7 +279,7 @@ class Search:
         n, text = timing.batch_size, format_seconds(timing.seconds) + ", throttled" * timing.throttled
         self.recorder.timing(timing)
         self.timings[n].append(timing)
-        self.seeks_reference |= (timing.reference_seconds or math.inf) < LEAST_REFERENCE_SECONDS / 2
+        self.seeks_reference |= self.replaces and (timing.reference_seconds or math.inf) < LEAST_REFERENCE_SECONDS / 2
         self._report("timing", n, f"batch size {n}: {text}", timing.round)
 
     def _open_runner(self) -> Stopwatch:

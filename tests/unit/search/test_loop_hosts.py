@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.search.hosts import Host, Ratios, Session
 from cubatch.measure.goal import Goal
-from cubatch.measure.records import Measured, by_trial
+from cubatch.measure.records import Candidate, Measured, by_trial
 from cubatch.measure.runner import Reading
 from cubatch.search.loop import LEAST_REFERENCE_SECONDS
 from cubatch.search.posterior import Posterior
@@ -195,6 +195,37 @@ def test_a_reference_that_only_a_slow_start_made_long_is_replaced() -> None:
     assert rising(held[0]) < LEAST_REFERENCE_SECONDS / 2 <= rising(held[-1])
     assert held.count(held[-1]) > len(held) / 2
     assert result.reference["batch_size"] == held[-1]
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("no memory for two models")])
+def test_a_reference_that_cannot_be_replaced_is_kept(error: Exception | None) -> None:
+    """The reference proves too short, but no larger one can be held: that is tried once, not before each trial."""
+    where, sessions = attrs.evolve(host(rising), times=lambda n: 8.0), list[Any]()
+
+    class HoldsOne(Calm):
+        def __init__(self) -> None:
+            super().__init__(where, 0, slow_from=1.0, slow_seconds=NEVER)
+            self._is_slow, self.asked = True, list[int]()
+            sessions.append(self)
+
+        def hold_reference(self, repeats: int) -> bool:
+            self.asked.append(self.prepared[-1])
+            if len(self.asked) > 1 and error is not None:
+                raise error
+            return len(self.asked) == 1 and super().hold_reference(repeats)
+
+    measured, _ = search(HoldsOne, where)
+    first, second = sessions[0].asked
+    assert second >= 2 * first
+    assert {timing.reference_batch_size for timing in measured.timings} == {None, first}
+
+
+@pytest.mark.parametrize("extend", [None, Candidate])
+def test_a_single_size_is_timed_without_a_reference(extend: Callable[[int], Candidate] | None) -> None:
+    """There is no other size to compare it with."""
+    measured, result = seek(functools.partial(Calm, host(rising), 0), [Candidate(64)], on_host=True, extend=extend)
+    assert (result.batch_size, result.reference) == (64, None)
+    assert len(by_trial(measured.timings)) == 2
 
 
 @pytest.mark.parametrize("when", ["never", "fails"])
