@@ -64,6 +64,7 @@ KINDS: dict[str, Callable[..., str]] = {
     "predictor-goals": predictor.goals,
     "predictor-absent": predictor.absent,
     "predictor-clocks": predictor.clocks,
+    "predictor-launches": predictor.launches,
     "predict-speed": predictor.speed,
     "memory-errors": modules.memory_errors,
     "engine-memory": modules.engine_memory,

@@ -158,6 +158,19 @@ def clocks(result: dict[str, Any]) -> str:
     )  # fmt: skip
 
 
+def launches(result: dict[str, Any]) -> str:
+    """Return the errors of the vendor's kernels on an H200, and with the launches of DeepBench's harness."""
+    rows = [
+        [
+            name, f"{score['mean_error']:.1f} %", f"{score['bias']:+.1f} %",
+            f"{score['by_launch']['10']:.1f} %" if score["by_launch"] else "", str(score["rows"]),
+        ]
+        for name, score in result["scores"].items()
+    ]  # fmt: skip
+    head = ["kernels of an H200", "mean error", "bias", "mean error with launches of 10 us", "rows"]
+    return page(f"{origin(result)}; {_ERROR}", table(head, rows))
+
+
 def speed(result: dict[str, Any]) -> str:
     """Return the time that it takes to predict a network."""
     rows = [

@@ -1,10 +1,10 @@
 """
-Errors of predicted Tensor Core kernels on an H200 by the fixed time that each launch takes.
+Errors of the vendor's kernels on an H200, and on Tensor Cores by the fixed time that each launch takes.
 
     python -m benchmarks.predictor.score_launches [--out FILE]
 
 LAUNCH_MICROSECONDS of `cubatch/estimate/vendor/fitted.py` was chosen on the products, cuBLAS' times of linear layers.
-Convolutions by cuDNN had no part in it.  Both are float16 in one GPU pass.
+Convolutions by cuDNN had no part in it.  All are of one GPU pass; float32 does not use Tensor Cores there.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ from cubatch.hardware import catalogue
 from cubatch.network.passes import Pass
 
 PASS = RESULTS / "h200-sxm" / "2026-11-26-2572091.json"
-_DTYPE = "float16"
+_TENSOR = "float16"
+_LAYOUTS = {"float16": "NHWC", "float32": "NCHW"}
+"""Layout of images by type, as PyTorch takes them without a conversion."""
 _LAUNCHES = range(2, 13)
 
 
-def ratios(result: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]]:
+def ratios(result: Mapping[str, Any], dtype: str) -> dict[str, list[tuple[float, float]]]:
     """Return the predicted and measured seconds of the vendor's kernels in a GPU pass: "linear" and "conv2d"."""
     device, out = catalogue.find("h200-sxm"), dict[str, list[tuple[float, float]]]()
     items = [item for stage in result["stages"] if stage["name"] in {"gemm", "layers"} for item in stage["items"]]
@@ -40,30 +42,31 @@ def ratios(result: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]]:
         case = timed["case"]
         facts = dict(case["layer"])
         kind = KINDS.get(facts.pop("type"))
-        # NHWC, as Tensor Cores take images.
         taken = [
             entry["seconds"] for entry in timed["entries"]
-            if entry["side"] == "vendor" and entry.get("seconds") and "NCHW" not in entry["name"]
+            if entry["side"] == "vendor" and entry.get("seconds")
+            and (case["layer"]["type"] == "linear" or ("NCHW" in entry["name"]) == (_LAYOUTS[dtype] == "NCHW"))
         ]  # fmt: skip
-        if kind is None or case["dtype"] != _DTYPE or not taken or facts.get("groups", 1) > 1:
+        if kind is None or case["dtype"] != dtype or not taken or facts.get("groups", 1) > 1:
             continue
         sizes = np.array([case["batch_size"]], float)
-        call = Call.of_layer(kind(**facts), Pass(case["pass"]), sizes, _DTYPE)
-        part, _ = vendor_parts([call], sizes, device, _DTYPE, scales=UNSCALED, notes=[])
+        call = Call.of_layer(kind(**facts), Pass(case["pass"]), sizes, dtype)
+        part, _ = vendor_parts([call], sizes, device, dtype, scales=UNSCALED, notes=[])
         out.setdefault(case["layer"]["type"], []).append((float(part.seconds[0, 0]), min(taken)))
     return out
 
 
-def scores(pairs: Sequence[tuple[float, float]]) -> dict[str, object]:
-    """Return the mean error in percent by the microseconds of a launch: every algorithm takes as much more or less."""
+def scores(pairs: Sequence[tuple[float, float]], dtype: str) -> dict[str, object]:
+    """Return mean error and bias in percent; on Tensor Cores also by the microseconds that each launch takes."""
     predicted, measured = np.array(pairs).T
-    errors = {
-        str(launch): round(
-            100 * float(np.abs((predicted + (launch - LAUNCH_MICROSECONDS) * 1e-6) / measured - 1).mean()), 1
-        )
-        for launch in _LAUNCHES
-    }
-    return {"rows": len(pairs), "mean_error_by_launch": errors}
+
+    def error(launch: float) -> float:  # every algorithm takes as much more or less
+        shifted = predicted + (launch - LAUNCH_MICROSECONDS) * 1e-6
+        return round(100 * float(np.abs(shifted / measured - 1).mean()), 1)
+
+    bias = round(100 * (float(np.exp(np.mean(np.log(predicted / measured)))) - 1), 1)
+    by_launch = {str(launch): error(launch) for launch in _LAUNCHES if dtype == _TENSOR}
+    return {"rows": len(pairs), "mean_error": error(LAUNCH_MICROSECONDS), "bias": bias, "by_launch": by_launch}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -71,7 +74,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="write the errors there as JSON")
     options = parser.parse_args(arguments)
-    errors = {name: scores(pairs) for name, pairs in ratios(json.loads(PASS.read_text())).items()}
+    timed = json.loads(PASS.read_text())
+    errors = {
+        f"{name}, {dtype}": scores(pairs, dtype) for dtype in _LAYOUTS for name, pairs in ratios(timed, dtype).items()
+    }
     print(errors)
     if options.out:
         facts = {"schema": 1, "benchmark": "predictor-launches", **provenance(), "pass": PASS.name, "scores": errors}
