@@ -28,12 +28,12 @@ LAYERS = [
 NETWORK = Network(input_shape=(6, 8, 3), layers=LAYERS, name="plain")
 
 
-def steps(micro, *, count=3, dtype="float64", threads=1, **options):
+def steps(micro, *, dtype="float64", threads=1, **options):
     """Losses, last gradients and parameters of steps of the whole batch, cut into batches of `micro` samples."""
     losses, gradients = [], None
     with Model(NETWORK, device=cpu(threads), mode="training", dtype=dtype, learning_rate=0.1, **options) as model:
         model.prepare(micro, None if micro == WHOLE else WHOLE)
-        for step in range(count):
+        for step in range(3):
             images, labels = deal(NETWORK, WHOLE, step)
             loss = 0.0
             for start in range(0, WHOLE, micro):

@@ -115,14 +115,14 @@ def test_what_a_file_computes_of_arrays_has_their_parameters(case, tmp_path):
     assert of_a_file(tmp_path / "w.onnx", nodes, constants, ("n", 3, 8, 7)).parameters == parameters
 
 
-def of_a_file(path, nodes, constants, shape, opset=23):
+def of_a_file(path, nodes, constants, shape):
     """Read a file of some nodes from x to y."""
     graph = helper.make_graph(
         nodes, "hand", [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)],
         [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
         [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()],
     )  # fmt: skip
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)]), path)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)]), path)
     return load_onnx(path, opaque=True)
 
 

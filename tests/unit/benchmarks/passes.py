@@ -34,9 +34,9 @@ def tell(script, skipped):
     return lambda start, seconds: [sys.executable, "-c", text, str(start), str(seconds), *skipped]
 
 
-def ran(script, seconds=30.0, skipped=None, planned=()):
+def ran(script, skipped=None, planned=()):
     """What became of a stage, and how often it was saved; kernels that are left out go into `skipped`."""
-    run, saved, skipped = Run("stage", seconds, skipped=list(planned)), [], {} if skipped is None else skipped
+    run, saved, skipped = Run("stage", 30.0, skipped=list(planned)), [], {} if skipped is None else skipped
     run_stage(tell(script, skipped), run, lambda: saved.append(len(run.items)), skipped)
     return run, saved
 
@@ -106,7 +106,7 @@ def result_of(**stages):
     }  # fmt: skip
 
 
-def conv_case(r, stride=1, layers=("resnet50/a",)):
+def conv_case(r, layers=("resnet50/a",)):
     """A convolution of a network."""
-    layer = kinds.Conv2d(h=8, w=8, c=4, k=4, r=r, s=r, stride=stride, pad=r // 2)
+    layer = kinds.Conv2d(h=8, w=8, c=4, k=4, r=r, s=r, pad=r // 2)
     return attrs.evolve(cases.of_layer(layer, Pass.FPROP, 32), layers=layers)

@@ -6,14 +6,14 @@ import pytest
 
 from benchmarks.search import finders
 from benchmarks.search.finders import GIB, RIVALS, Task
-from tests.fakes import Curve, FakeDevice, FakeRunner, affine
+from tests.fakes import FakeDevice, FakeRunner, affine
 
 LIMITS = (13, 50, 100, 300, 700, 1500)
 
 
-def session(limit: int, curve: Curve = affine(1e-3, 1e-5)) -> FakeRunner:  # noqa: B008 - a pure function
+def session(limit: int) -> FakeRunner:
     """Open a session on which exactly the sizes up to `limit` fit."""
-    return FakeDevice(curve, bytes_needed=lambda n: n, memory_bytes=limit)()
+    return FakeDevice(affine(1e-3, 1e-5), bytes_needed=lambda n: n, memory_bytes=limit)()
 
 
 def task(max_batch_size: int = 8192, **facts: int) -> Task:

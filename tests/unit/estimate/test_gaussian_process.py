@@ -29,12 +29,12 @@ def described(work, places):
     return trees.features(work, places, found, seconds(work, places, constants_of(), found))
 
 
-def process_of(work, places, weights, shares=(0.5, 0.25, 0.125), length=2.0):
+def process_of(work, places, weights):
     """A process over some measurements, all lengths alike."""
-    lengths = np.full(len(FEATURES), length, np.float32)
+    lengths = np.full(len(FEATURES), 2.0, np.float32)
     points = (table(described(work, places)) / lengths).astype(np.float32)
     return GaussianProcess(
-        lengths, points, np.array(weights, np.float32), places.gpu, places.kin, np.array(shares, np.float32)
+        lengths, points, np.array(weights, np.float32), places.gpu, places.kin, np.array([0.5, 0.25, 0.125], np.float32)
     )
 
 

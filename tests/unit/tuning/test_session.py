@@ -21,10 +21,10 @@ pytestmark = pytest.mark.usefixtures("quiet")
 ROOM = MemoryLimit(100 * KIB, 100 * KIB, "all there is")
 
 
-def tune(path, *sizes, memory=ROOM, kind=Sheet, progress=None):
+def tune(path, *sizes, memory=ROOM, kind=Sheet):
     fake = FakeDevice(affine(0.02, 1e-6))
     subject = kind(device=probe.device("cpu"), memory=memory, fake=fake)
-    request = Request.of(batch_sizes=sizes or None, store=path, progress=progress)
+    request = Request.of(batch_sizes=sizes or None, store=path)
     return session.tune(subject, request), subject
 
 
