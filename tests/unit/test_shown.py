@@ -99,7 +99,7 @@ KINDS = [
 @pytest.mark.parametrize("value", [16**5000, "x" * 10**7, "\x1b[2J", Mute()], ids=["giant", "long", "escape", "mute"])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_no_error_raises_or_runs_on_when_it_is_printed(kind, value):
-    """M7: `str(error)` of a giant integer raised, one of a long list had 30 MB."""
+    """`str(error)` of a giant integer raised, one of a long list had 30 MB."""
     text = str(kind(*arguments(kind, value)))
     assert len(text) < 1500
     assert obeyed(text.replace("\n", "")) == []

@@ -32,7 +32,7 @@ def cubatch_says(line):
 
 @pytest.mark.parametrize("line", ["devices", "memory --help"])
 def test_a_full_disk_behind_stdout_is_one_line(line):
-    """M8: `cubatch devices > /dev/full` ended in 30 lines of traceback."""
+    """`cubatch devices > /dev/full` ended in 30 lines of traceback."""
     code, out, err = cubatch_says(f"{line} > /dev/full")
     assert (code, out) == (1, b"")
     assert err == "cubatch: stdout cannot be written: No space left on device\n"
@@ -73,7 +73,7 @@ def test_an_error_of_a_connection_is_none_of_stdout(monkeypatch):
 
 @pytest.mark.parametrize("line", ["devices --json - >&-", "devices >&- 2>&-"])
 def test_a_stdout_that_was_closed_is_written_to_by_nobody(line):
-    """M8: it was an AttributeError, after minutes of measuring."""
+    """It was an AttributeError, after minutes of measuring."""
     code, out, err = cubatch_says(line)
     assert (code, out, err) == (0, b"", "")
 
@@ -91,14 +91,14 @@ def test_a_log_that_is_full_or_closed_changes_nothing():
      "tune {0}.onnx --library onnxruntime", "store list --store {0}"],
 )  # fmt: skip
 def test_a_path_that_no_file_can_have_is_rejected(run, line):
-    """M8: names over 255 bytes were OSError, with a traceback."""
+    """Names over 255 bytes were OSError, with a traceback."""
     code, out, err = run(*line.format("x" * 4500).split())
     assert code in {1, 2}
     assert (out, "Traceback" in err) == ("", False)
 
 
 def test_what_others_wrote_is_written_out(capsys, monkeypatch):
-    """M10: in tables, notes, warnings and errors a control character is shown and not obeyed."""
+    """In tables, notes, warnings and errors a control character is shown and not obeyed."""
     grid = Grid(
         title=SIGNS, columns=[SIGNS, "b"], rows=[[SIGNS, (SIGNS,)], [1, "two\nlines"]], beneath=[SIGNS],
         notes=[SIGNS, [SIGNS]], marked=[0],
@@ -128,7 +128,7 @@ def test_json_of_anything_can_be_written_and_read(capsys, tmp_path):
 
 @pytest.mark.parametrize("line", ["memory {0}", "candidates {0} --device t4 --explain"])
 def test_control_characters_of_a_spec_do_not_reach_the_terminal(run, tmp_path, line):
-    """M10: names with control characters are rejected, and those in the name of a file are escaped."""
+    """Names with control characters are rejected, and those in the name of a file are escaped."""
     for place, spec in {
         "network": {"name": SIGNS, "input_shape": [1, 1, 4], "layers": [ReLU().to_mapping()]},
         "layer": {"input_shape": [1, 1, 4], "layers": [{"type": "linear", "k": 4, "name": SIGNS}]},
@@ -164,7 +164,7 @@ main()
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_ctrl_c_while_it_starts_is_a_line(name):
-    """L10: in the first 0.4 s, while modules are imported, it was a traceback and death by the signal."""
+    """In the first 0.4 s, while modules are imported, it was a traceback and death by the signal."""
     done = subprocess.run(
         [sys.executable, "-c", EARLY.format(name)], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -172,7 +172,7 @@ def test_ctrl_c_while_it_starts_is_a_line(name):
 
 
 def test_a_signal_while_it_ends_changes_nothing():
-    """L10: a second SIGTERM while the interpreter shut down was a traceback."""
+    """A second SIGTERM while the interpreter shut down was a traceback."""
     done = subprocess.run([sys.executable, "-c", LATE], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{cubatch.__version__}\n", "")
 

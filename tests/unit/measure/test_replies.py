@@ -56,7 +56,7 @@ def test_an_error_that_cannot_be_made_again_is_a_failure_of_the_worker(name, arg
      (None, "OpenBLAS error: Memory allocation still failed after 10 attempts, giving up.", False)],
 )  # fmt: skip
 def test_openblas_without_memory_is_out_of_memory(code, words, is_memory):
-    """L11: it ends the process by exit(1), and its last words are the only sign of why."""
+    """It ends the process by exit(1), and its last words are the only sign of why."""
     runner = object.__new__(remote.RemoteRunner)
     runner._doing, runner._remedy, runner._end = "batch size 8", "", lambda **_: (code, words)
     assert isinstance(runner._death(0), OutOfMemory) == is_memory

@@ -313,7 +313,7 @@ def test_a_forecast_goes_by_the_name_or_the_kind_of_what_it_is_of():
 @pytest.mark.parametrize("kind", ["flatten", "dropout"])
 @pytest.mark.parametrize("options", [{}, {"library": "cubatch"}, {"mode": "training", "recompute": True}], ids=str)
 def test_what_does_nothing_has_no_best_batch_size(kind, options):
-    """M8: a flatten, or dropout in inference, takes no time, by which nothing can be divided: refused, and listed."""
+    """A flatten, or dropout in inference, takes no time, by which nothing can be divided: refused, and listed."""
     spec = {"input_shape": [1, 1, 16], "layers": [{"type": kind}]}
     if kind == "dropout" and options.get("mode") == "training":
         assert predict(spec, device="t4", **options).batch_size > 0  # there it draws and multiplies

@@ -32,7 +32,7 @@ def obeyed(text):
 
 
 def test_what_a_result_says_reaches_no_terminal_page_or_picture_as_it_is(tmp_path):
-    """M10: escape sequences, changes of direction, markup and formulas of a result's own are written out."""
+    """Escape sequences, changes of direction, markup and formulas of a result's own are written out."""
     result = hostile()
     assert obeyed(result.table()) == []
     assert obeyed(result._repr_html_()) == []
