@@ -17,8 +17,8 @@ from cubatch.hardware.waves import busiest_sm_blocks
 from cubatch.network.layers import Conv2d
 from cubatch.network.passes import Pass
 
-NEAR = 0.95
-"""Share of the best throughput that the knee reaches."""
+NEAR, RECOMMENDED = 0.95, 0.97
+"""Share of the best throughput that the knee reaches, and that the size reaches which `cubatch predict` recommends."""
 DROP = 0.1
 """Share of the throughput that is lost at a jump."""
 _NEXT_TO = 2
@@ -35,19 +35,19 @@ def ladders(rows: Rows) -> Iterator[np.ndarray]:
             yield np.array([sizes[n] for n in sorted(sizes)])
 
 
-def knee(sizes: Array, seconds: Array) -> float:
-    """Return the smallest batch size whose throughput is near the best of the ladder."""
+def knee(sizes: Array, seconds: Array, share: float = NEAR) -> float:
+    """Return the smallest batch size that reaches this share of the best throughput of the ladder."""
     throughput = sizes / seconds
-    return float(sizes[np.argmax(throughput >= NEAR * throughput.max())])
+    return float(sizes[np.argmax(throughput >= share * throughput.max())])
 
 
 def knees(rows: Rows, predicted: Array, *, seed: int) -> dict[str, object]:
-    """Return how often the predicted knee is the measured one, and how often the largest batch is."""
+    """Return how often the size recommended by predictions is the measured knee, and how often the largest batch is."""
     exact, largest, scaling = [], [], []
     for index in ladders(rows):
         sizes = rows.work.n[index]
         right = knee(sizes, rows.seconds[index])
-        exact.append(knee(sizes, predicted[index]) == right)
+        exact.append(knee(sizes, predicted[index], RECOMMENDED) == right)
         largest.append(sizes[-1] == right)
         grown = np.diff(np.log(predicted[index])) - np.diff(np.log(rows.seconds[index]))
         scaling.extend(np.abs(grown))
