@@ -108,16 +108,19 @@ def file_of(module: ModuleType) -> str:
     return getattr(module, "__file__", None) or module.__name__
 
 
-def takes(function: Any, count: int) -> bool:
+def takes(function: Any, count: int, *, follow_wrapped: bool = True) -> bool:
     """
     Return whether a function or module can be called with that number of positional arguments; True where unknown.
+
+    `follow_wrapped` is whether a decorated function (`functools.wraps`) takes the arguments of the original.
 
     Example:
         >>> takes(lambda x, y=0: x, 2), takes(lambda x: x, 2)
         (True, False)
     """
     try:
-        inspect.signature(getattr(function, "forward", function)).bind(*[None] * count)
+        called = function.forward if is_torch_module(function) else function
+        inspect.signature(called, follow_wrapped=follow_wrapped).bind(*[None] * count)
     except TypeError:
         return False
     except ValueError:  # a built-in function without a signature

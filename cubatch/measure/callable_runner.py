@@ -69,7 +69,7 @@ class CallableRunner:
         if self._move():  # make_step imported a library and put its arrays on another GPU
             del step
             step = self._make_step(batch_size)
-        if not callable(step) or not takes(step, 0):
+        if not callable(step) or not takes(step, 0, follow_wrapped=False):
             fix = "which needs arguments: bind them, as in `lambda: step(x)`" if callable(step) else _NOT_RUN
             remedy = f"make_step returned this value, {fix}."
             raise InvalidArgument("make_step", step, "a function that returns a callable without arguments", remedy)

@@ -215,7 +215,8 @@ def autotune_callable(
         ...         optimizer.step()
         ...     return step
     """
-    if not callable(make_step) or is_torch_module(make_step) or not takes(make_step, 1):
+    is_usable = callable(make_step) and takes(make_step, 1, follow_wrapped=False)  # a decorator may add arguments
+    if not is_usable or is_torch_module(make_step):
         remedy = "Hand a module to autotune_module()." if is_torch_module(make_step) else ""
         allowed = "a function of one argument: make_step(n) returns a step of batch size n"
         raise InvalidArgument("make_step", make_step, allowed, remedy)

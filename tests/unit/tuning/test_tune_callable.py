@@ -115,6 +115,41 @@ def test_a_value_that_is_no_step_ends_the_run_at_the_first_size(made, match):
     assert len(sizes) == 1
 
 
+class WithForward:
+    """A step of a batch size whose `forward` takes an input, as that of a module does."""
+
+    def __init__(self, n):
+        self.run = matmul(n)
+
+    def forward(self, x):
+        """Never called with an input by the search."""
+        return x
+
+    def __call__(self):
+        """Run a step."""
+        self.run()
+
+
+def with_settings(function):
+    """Return a function that adds an argument of its own."""
+    return functools.wraps(function)(lambda *arguments: function({}, *arguments))
+
+
+@pytest.mark.parametrize(
+    "make_step",
+    [
+        WithForward,
+        with_settings(lambda settings, n: matmul(n)),
+        lambda n: with_settings(lambda settings: matmul(n)()),
+    ],
+    ids=["an object with forward", "a decorated function", "a decorated step"],
+)
+def test_what_can_be_called_is_a_step_although_its_parts_need_arguments(virtual, make_step):
+    """Neither `forward` of an object nor the function inside a decorator is called by the search."""
+    result = autotune_callable(make_step, max_batch_size=2, device="cpu", batch_sizes=[1, 2], budget=1.0)
+    assert "error" not in statuses(result).values()
+
+
 def test_a_value_that_is_no_step_closes_one_size_if_others_ran(virtual):
     """A size that ran shows that `make_step` is right in general."""
     result = autotune_callable(
