@@ -14,16 +14,16 @@ from cubatch.errors import InvalidArgument
 from cubatch.frameworks import loader_rate
 from cubatch.frameworks.torch_state import kept_random_state
 from cubatch.integrations import optimizers
-from cubatch.tuning.accumulation import cut
+from cubatch.tuning.accumulation import concern, cut
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.tune_module import autotune_module
-from cubatch.units import format_percent
 
-MUCH_LESS = 0.9  # of the best throughput: another target is worth a thought
 _OF_THE_TRAINER = ("module", "batches", "example_inputs", "mode", "loss", "optimizer", "accumulate", "loader")
 
 
-def batch_arguments(result: TuningResult, target_batch_size: int, *, num_devices: int = 1) -> dict[str, int]:
+def batch_arguments(
+    result: TuningResult | TrainerResult, target_batch_size: int, *, num_devices: int = 1
+) -> dict[str, int]:
     """
     Return the arguments that divide an effective batch into the steps that take the least time in total.
 
@@ -32,13 +32,14 @@ def batch_arguments(result: TuningResult, target_batch_size: int, *, num_devices
     sizes, the largest divisor is taken.
 
     Args:
-        result: The result of tuning a training step, as of `autotune_module(model, inputs, mode="training")`.
+        result: The result of tuning a training step, as of `autotune_module(model, inputs, mode="training")` or
+            `tune_trainer`.
         target_batch_size: Samples per optimizer step on all devices together.
         num_devices: Number of devices that train in parallel.
 
     Warns:
         UserWarning: If no divisor of the target reaches 90 % of the best measured throughput, or all divisors are below
-            the measured sizes. The message names better targets.
+            the measured sizes. The message names better targets. Also if the result has no recommendation.
 
     Returns:
         dict[str, int]: `per_device_train_batch_size` and `gradient_accumulation_steps`.
@@ -57,20 +58,10 @@ def batch_arguments(result: TuningResult, target_batch_size: int, *, num_devices
         nearest = max(1, round(target / devices)) * devices
         remedy = f"{nearest} is the nearest."
         raise InvalidArgument("target_batch_size", target, f"a multiple of num_devices={devices}", remedy)
+    result = result.training if isinstance(result, TrainerResult) else result
     division = cut(result, target // devices)
-    best = max((m.samples_per_second or 0.0, m.batch_size) for m in result.comparable)
-    share = division.batch_size / division.seconds / best[0]
-    if division.is_below or share < MUCH_LESS:
-        whole = best[1] * devices
-        near = sorted({max(1, target // whole) * whole, -(-target // whole) * whole})
-        less = f"at {format_percent(share)} of the throughput of batch size {best[1]}, which does not divide it"
-        if division.is_below:
-            less = "fewer than were measured"
-        warnings.warn(
-            f"target_batch_size={target} is best cut into steps of {division.batch_size} samples, {less}; "
-            f"{' and '.join(map(str, near))} can be cut into steps of {best[1]}.",
-            stacklevel=2,
-        )
+    if text := concern(result, division, num_devices=devices):
+        warnings.warn(text, stacklevel=2)
     return {"per_device_train_batch_size": division.batch_size, "gradient_accumulation_steps": division.steps}
 
 
@@ -80,6 +71,10 @@ class TrainerResult:
 
     training: TuningResult  # the `TuningResult` of training steps
     evaluation: TuningResult | None  # the `TuningResult` of evaluation steps; None without an evaluation dataset
+
+    def __str__(self) -> str:
+        """Return the tables of both results for a terminal."""
+        return "\n\n".join(result.table() for result in (self.training, self.evaluation) if result is not None)
 
 
 def tune_trainer(
@@ -109,20 +104,25 @@ def tune_trainer(
         options: Further arguments of `cubatch.autotune_module`: memory_limit, max_batch_size, tolerance, seed.
 
     Warns:
-        UserWarning: If no size can be recommended; the arguments then stay as they are.
+        UserWarning: If no size can be recommended; the arguments then stay as they are. Also if no measured divisor of
+            the target reaches 90 % of the best throughput, as for `batch_arguments`.
 
     Returns:
         TrainerResult: The results of training and, if tuned, of evaluation.
 
     Raises:
-        InvalidArgument: If the Trainer uses DataParallel, or the target is no multiple of the number of processes. Also
-            if an option is invalid, or is the Trainer's own: its loader, loss, optimizer or accumulation.
+        InvalidArgument: If `trainer` is no Trainer, or uses DataParallel. Also if the target is no multiple of the
+            number of processes. Also if an option is invalid, or is the Trainer's own: its loader, loss, optimizer or
+            accumulation.
 
     Example:
         >>> trainer = Trainer(model, TrainingArguments("out"), train_dataset=data)     # doctest: +SKIP
         >>> tune_trainer(trainer, target_batch_size=256)                               # doctest: +SKIP
         >>> trainer.train()                                                            # doctest: +SKIP
     """
+    if not hasattr(getattr(trainer, "args", None), "n_gpu"):
+        remedy = "Call autotune_module() for a module."
+        raise InvalidArgument("trainer", type(trainer).__name__, "a transformers.Trainer", remedy)
     arguments = trainer.args
     if arguments.n_gpu > 1:
         allowed = "one process for each GPU, as torchrun starts them"
@@ -164,6 +164,8 @@ def _tune_training(trainer: Any, target: int | None, options: dict[str, Any]) ->
         return result
     if target is not None:
         division = cut(result, target // devices)
+        if text := concern(result, division, num_devices=devices):
+            warnings.warn(text, stacklevel=3)
         arguments.gradient_accumulation_steps = trainer.accelerator.gradient_accumulation_steps = division.steps
     arguments.per_device_train_batch_size = result.batch_size if target is None else division.batch_size
     trainer._train_batch_size = arguments.train_batch_size  # noqa: SLF001 - its loader's size, as auto_find_batch_size

@@ -19,7 +19,7 @@ from cubatch.frameworks.batch_sources import LoaderBatches
 from cubatch.frameworks.torch_inputs import Inputs
 from cubatch.frameworks.torch_state import SavedState
 from cubatch.integrations import optimizers
-from cubatch.tuning.accumulation import cut
+from cubatch.tuning.accumulation import concern, cut
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.tune_module import autotune_module
 
@@ -81,9 +81,7 @@ class _Finder:
         self.optimal_batch_size = self.result.batch_size if self.result.recommended else None
         reason = self.result.reasons[0]
         if self.optimal_batch_size is not None and self._target is not None and trainer.state.fn == "fit":
-            division = cut(self.result, self._target)
-            self.optimal_batch_size, trainer.accumulate_grad_batches = division.batch_size, division.steps
-            reason = str(division)
+            reason = self._divide(trainer, self.result, self._target)
         if self.optimal_batch_size is not None:
             lightning_setattr(pl_module, self._batch_arg_name, self.optimal_batch_size)
         _reset_dataloaders(trainer)  # they are there already, with the old size
@@ -104,6 +102,16 @@ class _Finder:
                     f"A data loader's batch size is {size}, not the {self.optimal_batch_size} found: make it of "
                     f"{self._batch_arg_name}."
                 )
+
+    def _divide(self, trainer: Any, result: TuningResult, target: int) -> str:
+        """Set the batch size and the accumulated batches of a target, and return the reason as a sentence."""
+        from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+        division = cut(result, target)
+        self.optimal_batch_size, trainer.accumulate_grad_batches = division.batch_size, division.steps
+        if text := concern(result, division):
+            rank_zero_warn(text)
+        return str(division)
 
     def _tuned(self, trainer: Any, pl_module: Any, batch: Any, num_samples: int | None) -> TuningResult:
         limits = [limit for limit in (self._max_batch_size, num_samples) if limit is not None]

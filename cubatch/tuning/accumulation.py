@@ -7,10 +7,14 @@ from collections.abc import Collection
 import attrs
 import numpy as np
 
+from cubatch.checks import check_kind
 from cubatch.errors import InvalidArgument
+from cubatch.measure.records import TIMED
 from cubatch.tuning.results import TuningResult
-from cubatch.units import format_seconds
+from cubatch.units import format_percent, format_seconds, join_words
 from cubatch.workload import divisors
+
+MUCH_LESS = 0.9  # of the best throughput: another target is worth a thought
 
 
 @attrs.frozen
@@ -22,6 +26,7 @@ class Cut:
     seconds: float  # time of one step
     is_measured: bool  # whether the time was measured, not interpolated
     is_below: bool  # whether the batch size is below all measured sizes: the time is then proportional to it
+    largest: int  # the largest measured size; larger divisors were not compared
 
     def __str__(self) -> str:
         whole, took = self.batch_size * self.steps, f"{self.steps} x {format_seconds(self.seconds)}"
@@ -31,7 +36,10 @@ class Cut:
                 f"largest: {took} in proportion."
             )
         how = "measured" if self.is_measured else "between sizes that were measured"
-        return f"Of the sizes that divide {whole}, {self.batch_size} takes the least time for all of it: {took}, {how}."
+        return (
+            f"Of the sizes that divide {whole}, up to the largest measured, {self.largest}, {self.batch_size} takes "
+            f"the least time for all of it: {took}, {how}."
+        )
 
 
 def cut(result: TuningResult, target: int, *, fitting: Collection[int] | None = None) -> Cut:
@@ -51,6 +59,7 @@ def cut(result: TuningResult, target: int, *, fitting: Collection[int] | None = 
         InvalidArgument: If the result is of inference, or has no timed size or no fastest size. Also if no divisor of
             `target` fits and is at most the largest timed size.
     """
+    check_kind("result", result, TuningResult, "a TuningResult, as of autotune_module(..., mode='training')")
     if result.mode == "inference":
         raise InvalidArgument("result", "of inference", "of training", "Tune with mode='training'.")
     seconds = {m.batch_size: m.latency_seconds / result.accumulate for m in result.comparable if m.latency_seconds}
@@ -66,8 +75,47 @@ def cut(result: TuningResult, target: int, *, fitting: Collection[int] | None = 
         raise InvalidArgument("target_batch_size", target, wanted)
     if sizes[-1] < known[0]:  # unknown times: the fewest steps have the least overhead
         size = sizes[-1]
-        return Cut(size, target // size, seconds[known[0]] * size / known[0], is_measured=False, is_below=True)
+        took = seconds[known[0]] * size / known[0]
+        return Cut(size, target // size, took, is_measured=False, is_below=True, largest=known[-1])
     sizes = [size for size in sizes if size >= known[0]]
     expected = np.interp(sizes, known, [seconds[size] for size in known])
-    size, took = min(zip(sizes, expected, strict=True), key=lambda pair: (target // pair[0]) * pair[1])
-    return Cut(size, target // size, float(took), is_measured=size in seconds, is_below=False)
+    size, least = min(zip(sizes, expected, strict=True), key=lambda pair: (target // pair[0]) * pair[1])
+    return Cut(size, target // size, float(least), is_measured=size in seconds, is_below=False, largest=known[-1])
+
+
+def concern(result: TuningResult, division: Cut, *, num_devices: int = 1) -> str:
+    """
+    Return a warning if `result` has no recommendation, or its division is much slower than the best size; else "".
+
+    It names better targets.
+
+    Args:
+        result: The result that was divided.
+        division: The division of the samples of one device.
+        num_devices: Devices that step together.
+    """
+    target = division.batch_size * division.steps * num_devices
+    if not result.recommended:
+        reasons = "".join(result.reasons[:1])
+        return (
+            f"target_batch_size={target} is cut into steps of {division.batch_size} without a recommendation. {reasons}"
+        )
+    rate, fastest = max((m.samples_per_second or 0.0, m.batch_size) for m in result.comparable)
+    share = division.batch_size / division.seconds / rate
+    if not division.is_below and share >= MUCH_LESS:
+        return ""
+    unit = fastest * num_devices
+    near = sorted({max(1, target // unit) * unit, -(-target // unit) * unit})
+    less = f"at {format_percent(share)} of the throughput of batch size {fastest}, which does not divide it"
+    if division.is_below:
+        less = "fewer than were measured"
+    failed = {m.batch_size for m in result.measurements if m.status not in (*TIMED, "not_run")}
+    most = min({size - 1 for size in failed if size > division.largest} | {result.largest_batch_size or target})
+    larger = [str(n) for n in divisors(target // num_devices) if division.largest < n <= most]
+    more = (
+        f" Larger divisors were not measured: {join_words(larger)}. Raise budget or max_batch_size." if larger else ""
+    )
+    return (
+        f"target_batch_size={target} is best cut into steps of {division.batch_size} samples, {less}; "
+        f"{' and '.join(map(str, near))} can be cut into steps of {fastest}.{more}"
+    )

@@ -188,7 +188,19 @@ def test_the_log_names_the_size_that_a_target_is_divided_into(tmp_path, monkeypa
     loop.fit(Counter(), datamodule=data)
     assert (data.batch_size, loop.accumulate_grad_batches) == (6, 2)
     (line,) = (each for each in logged if "size" in each)
-    assert "Of the sizes that divide 12, 6 " in line
+    assert "Of the sizes that divide 12, up to the largest measured, 8, 6 " in line
+
+
+def test_a_target_that_is_divided_badly_is_warned_of(tmp_path, monkeypatch):
+    """11 is a prime above the 8 that was measured: batches of 1 have an eighth of the throughput."""
+    found = result_of(
+        mode="training", measurements=[measurement(1, 0.01), measurement(8, 0.01)], batch_size=8, decided_by="plateau",
+        reasons=["Use batch size 8."],
+    )  # fmt: skip
+    monkeypatch.setattr(CubatchBatchSizeFinder, "_tuned", lambda *_: found)
+    loop = trainer(tmp_path, CubatchBatchSizeFinder(target_batch_size=11, **SHORT), limit_val_batches=0)
+    with pytest.warns(UserWarning, match=r"at 12.5 % of the throughput of batch size 8.*not measured: 11\."):
+        loop.fit(Counter(), datamodule=Data())
 
 
 def test_a_loader_that_does_not_read_the_batch_size_is_told_of(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from cubatch.errors import InvalidArgument
-from cubatch.integrations.huggingface import batch_arguments
+from cubatch.integrations.huggingface import TrainerResult, batch_arguments, tune_trainer
 from cubatch.tuning.results import TuningResult
 from tests.unit.tuned import measurement, tuned
 
@@ -38,9 +38,14 @@ def test_a_batch_is_cut_into_the_steps_that_take_the_least_time(target, num_devi
 @pytest.mark.parametrize(
     ("target", "num_devices", "size", "words"),
     [
-        (131, 1, 1, "of 1 samples, fewer than were measured; 128 and 256 can"),  # a prime above what ran
+        (131, 1, 1, r"of 1 samples, fewer than.*; 128 and 256 can.*not measured: 131\. Raise"),  # a prime
         (48, 1, 48, "of 48 samples, at 85.1 % of .*; 128 can"),  # half-way from 16 to 21.33 ms are 18.67 ms
-        (524, 2, 2, "of 2 samples, fewer than were measured; 512 and 768 can"),  # twice 262, which is twice a prime
+        (
+            524,
+            2,
+            2,
+            r"of 2 samples, fewer than were measured; 512 and 768 can.*not measured: 131\. Raise",
+        ),  # 262 did not fit
     ],
 )
 def test_a_batch_that_cannot_be_cut_well_is_cut_with_a_warning(target, num_devices, size, words):
@@ -65,6 +70,30 @@ def test_no_target_is_advised_that_would_be_cut_into_what_breaks_a_limit():
     sizes = [measurement(64, 64 / 3000), measurement(128, 128 / 9000, status="over_limit")]
     given = batch_arguments(result(measurements=sizes, batch_size=64, fastest_batch_size=64, tied_with=[]), 128)
     assert given["per_device_train_batch_size"] == 64
+
+
+def test_a_result_without_a_recommendation_is_divided_with_a_warning():
+    """Only one size was measured: 1 x 64 is not what the user should train with."""
+    one = {"measurements": [measurement(1, 0.3)], "batch_size": None, "fastest_batch_size": 1, "tied_with": []}
+    with pytest.warns(UserWarning, match=r"of 1 without a recommendation\. Only batch size 1 was measured\."):
+        batch_arguments(result(**one, reasons=["Only batch size 1 was measured."]), 64)
+
+
+def test_the_result_of_a_trainer_counts_as_that_of_training_and_prints_its_tables():
+    """Both are taken; printed are the tables of training, then those of evaluation if there are any."""
+    training, judged = result(), result(mode="inference")
+    both = TrainerResult(training=training, evaluation=judged)
+    assert batch_arguments(both, 512) == batch_arguments(training, 512)
+    assert str(both) == f"{training}\n\n{judged}"
+    assert str(TrainerResult(training=training, evaluation=None)) == str(training)
+
+
+def test_what_is_no_trainer_and_no_result_is_refused_by_name():
+    """Their attributes would be missing later."""
+    with pytest.raises(InvalidArgument, match=r"trainer must be a transformers.Trainer, got 'object'\. Call autotune"):
+        tune_trainer(object())
+    with pytest.raises(InvalidArgument, match="result must be a TuningResult"):
+        batch_arguments(object(), 64)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,11 @@ def test_no_other_cut_takes_less_time(seconds, target, fitting, dropped):
 @pytest.mark.parametrize(
     ("target", "fitting", "text"),
     [
-        (256, None, "Of the sizes that divide 256, 64 takes the least time for all of it: 4 x 10.0 ms, measured."),
+        (
+            256,
+            None,
+            "divide 256, up to the largest measured, 64, 64 takes the least time for all of it: 4 x 10.0 ms, measured.",
+        ),
         (256, {16, 32, 96}, "32 takes the least time for all of it: 8 x 8.00 ms, measured."),
         (20, None, "20 takes the least time for all of it: 1 x 7.25 ms, between sizes that were measured."),
         (20, {2, 4, 5}, "20 and fit, all below what was measured, 5 is the largest: 4 x 2.19 ms in proportion."),
