@@ -196,7 +196,7 @@ def is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def check_number(field: str, value: float, *, least: float = 0.0, above: float | None = None) -> float:
+def check_number(field: str, value: float, *, least: float = 0.0, above: float | None = None, unit: str = "") -> float:
     """
     Return the value if it is a finite number in range; raise InvalidArgument otherwise.
 
@@ -204,11 +204,12 @@ def check_number(field: str, value: float, *, least: float = 0.0, above: float |
         field: Name of the argument, for the error.
         least: The smallest number allowed, unless `above` is given.
         above: A bound that the number must exceed; None: `least` is the bound.
+        unit: The unit for the error, such as "seconds".
     """
     in_range = is_number(value) and value <= sys.float_info.max and (value >= least if above is None else value > above)
     if not in_range:
-        bound = f"of at least {least:g}" if above is None else f"above {above:g}"
-        raise InvalidArgument(field, value, f"a finite number {bound}")
+        bound = f", at least {least:g}" if above is None else f" above {above:g}"
+        raise InvalidArgument(field, value, f"a finite number{f' of {unit}' if unit else ''}{bound}")
     return value
 
 

@@ -80,7 +80,8 @@ class Goal:
             try:
                 given[name] = required_number(value)
             except (TypeError, ValueError):
-                raise InvalidArgument(name, value, "a finite number") from None
+                unit = " of seconds" if name == "latency_limit" else ""
+                raise InvalidArgument(name, value, f"a finite number{unit}") from None
         return cls(objective=objective, **given)
 
     def cost(self, batch_size: int, *, seconds: float, joules: float | None) -> float | None:

@@ -143,12 +143,19 @@ class ServingPlan(Shown):
             f"{format_count(chosen.highest_rate)} requests/s."
         )
         gain = "Larger batches do not raise that rate."
+        if len(self.options) == 1:
+            gain = "The result has no larger batch within the limit."
         if smallest.max_batch_size < chosen.max_batch_size and smallest.highest_rate:
             ratio = chosen.highest_rate / smallest.highest_rate
             gain = f"That is {ratio:.3g} times the rate of batches of at most {smallest.max_batch_size}."
         elif smallest.max_batch_size < chosen.max_batch_size:
             gain = f"Batches of at most {smallest.max_batch_size} do not keep it at any rate."
         sentences = [first, most, gain]
+        if smallest.max_batch_size > 1:
+            sentences.append(
+                f"Fewer requests count as a step of {smallest.max_batch_size}, the smallest batch of the result: add "
+                "batch size 1 for their own times."
+            )
         if self.timed_instances is not None:
             more = ": more need another machine" if self.instances > self.timed_instances else ""
             sentences.append(f"Steps were timed with {self.timed_instances} such instances at the same time{more}.")
@@ -370,8 +377,8 @@ def serving_plan(
     elif not isinstance(result, BatchSizeResult):
         result = load(result, "result", predictions=True)
     rate = float(checks.check_number("arrival_rate", arrival_rate, above=0.0))
-    limit = float(checks.check_number("p99", p99, above=0.0))
-    overhead = float(checks.check_number("overhead", overhead))
+    limit = float(checks.check_number("p99", p99, above=0.0, unit="seconds"))
+    overhead = float(checks.check_number("overhead", overhead, unit="seconds"))
     if price_per_hour is not None:
         price_per_hour = float(checks.check_number("price_per_hour", price_per_hour, above=0.0))
     together = getattr(result, "environment", {})  # of a prediction none
@@ -391,8 +398,10 @@ def serving_plan(
     alone = server.load(smallest, 0.0, server.capacity(smallest) * _SELDOM)
     if not sizes or alone is None or alone.worst_p99 > limit:
         least = format_seconds(alone.worst_p99 if alone else 0.0)
-        allowed = f"at least {least}, the 99th percentile of a request that waits for no other"
-        raise InvalidArgument("p99", p99, allowed, "Raise the limit, or use a faster device.")
+        allowed, lower = f"at least {least}, the 99th percentile of a request that waits for no other", ""
+        if overhead:
+            allowed, lower = f"{allowed}, of which {format_seconds(overhead)} are `overhead`", " lower the overhead,"
+        raise InvalidArgument("p99", p99, allowed, f"Raise the limit,{lower} or use a faster device.")
     if instances is None:
         server = attrs.evolve(server, instances=_fewest(server, sizes, rate))
     options = tuple(server.option(n, rate) for n in sizes)

@@ -53,6 +53,27 @@ def test_no_batch_where_batching_gains_nothing():
     assert (plan.max_batch_size, plan.queue_delay, plan.instances) == (1, 0.0, 1)
 
 
+def test_what_was_not_timed_is_named():
+    """Neither larger batches nor single requests are known of a lone size of 16; of 1 and 8 both are."""
+    lone, pair = (
+        " ".join(cb.serving_plan(result_of(lambda n: 0.002 * n, sizes=sizes), arrival_rate=9.0, p99=0.1).reasons)
+        for sizes in ((16,), (1, 8))
+    )
+    assert "The result has no larger batch within the limit. Fewer requests count as a step of 16, the" in lone
+    assert "Larger batches do not raise that rate." in pair
+    assert "Fewer requests" not in pair
+
+
+def test_seconds_and_the_overhead_are_named():
+    """A limit as text is of no unit; an overhead above the limit is the cause, not the device."""
+    with pytest.raises(cb.InvalidArgument, match=r"p99 must be a finite number of seconds above 0, got '10ms'"):
+        cb.serving_plan(result_of(saturating), arrival_rate=10.0, p99="10ms")
+    with pytest.raises(cb.InvalidArgument, match=r"which 200 ms are `overhead`, got 0.1\. .* lower the overhead, or"):
+        cb.serving_plan(result_of(saturating), arrival_rate=10.0, p99=0.1, overhead=0.2)
+    with pytest.raises(cb.InvalidArgument, match="Raise the limit, or use"):
+        cb.serving_plan(result_of(saturating), arrival_rate=10.0, p99=0.004)
+
+
 def test_a_batch_is_worth_what_the_steps_say():
     """Between a rate that single requests saturate and one that batches of 32 do, only batches keep the limit."""
     rate = 0.5 * (1 / saturating(1) + 32 / saturating(32))

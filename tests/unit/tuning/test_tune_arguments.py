@@ -59,6 +59,12 @@ def test_bad_arguments_are_refused_by_name(options, error, field, no_runner, tmp
     assert not kept.exists()
 
 
+def test_a_latency_limit_as_text_is_answered_with_its_unit():
+    """The limit is a number of seconds, not "10ms"."""
+    with pytest.raises(errors.InvalidArgument, match="latency_limit must be a finite number of seconds, got '10ms'"):
+        tune(latency_limit="10ms")
+
+
 def test_our_kernels_on_a_cpu_are_refused():
     """library="cubatch" means a GPU; the error names what there is instead."""
     with pytest.raises(errors.InvalidArgument, match="im2col") as caught:
