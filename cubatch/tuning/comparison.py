@@ -121,15 +121,16 @@ def compare(
     )
 
 
-def is_tied(forecast: Forecast, other: Forecast) -> bool:
+def is_tied(forecast: Forecast, other: Forecast, *, ratio: float | None = None) -> bool:
     """
-    Return whether two GPUs may be equally fast: the 90 % interval of the ratio of their predictions contains 1.
+    Return whether two GPUs may be equally good: the 90 % interval of the ratio of their predictions contains 1.
 
-    Errors that both predictions of a network share cancel in the ratio.
+    Errors that both predictions of a network share cancel in the ratio. `ratio` is that of other figures with the same
+    relative errors, such as costs; None: that of the objective.
     """
     (value, width), (second, second_width) = map(_logarithm, (forecast, other))
     variance = width**2 + second_width**2 - 2 * COMMON_TO_GPUS * width * second_width
-    return abs(value - second) <= math.sqrt(variance)
+    return abs(value - second if ratio is None else math.log(ratio)) <= math.sqrt(variance)
 
 
 def _logarithm(forecast: Forecast) -> tuple[float, float]:

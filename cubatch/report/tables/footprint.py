@@ -112,6 +112,8 @@ def _cheapest(rows: Sequence[DeviceMemory], size: int) -> str:
     priced = {_name(row): row.price for row in fitting if row.price is not None}
     if not priced:
         return f"{text}."
+    if len(priced) == 1:
+        return f"{text}. Only {next(iter(priced))} has a price." if len(fitting) > 1 else f"{text}."
     unpriced = [_name(row) for row in fitting if row.price is None]
     rest = f"; {join_words(unpriced)} {'has' if len(unpriced) == 1 else 'have'} no price" if unpriced else ""
     return f"{text}. The cheapest of them is {min(priced, key=lambda name: priced[name])}{rest}."

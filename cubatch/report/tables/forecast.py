@@ -103,7 +103,7 @@ def compared(
     shared = setting_of(results[0], with_device=False)
     notes = [
         _verdict(answers, objective, tied=tied),
-        *([_cheapest(costs, [_name(result) for result in results])] if costs else []),
+        *([_cheapest(costs, {_name(result): result for result in results})] if costs and len(results) > 1 else []),
         *([common] if (common := _distinct_notes(results)) else []),
         *([[f"{name}: {reason}" for name, reason in failed.items()]] if failed else []),
         _COMPARED_NOTE.format(_rule(results[0])),
@@ -173,9 +173,15 @@ def _rule(result: Forecast) -> str:
     return f"the {end} within {100 * result.tolerance:.3g} % of {best}"
 
 
-def _cheapest(costs: Mapping[str, float], names: Sequence[str]) -> str:
-    first = f"The cheapest at these prices is {min(costs, key=lambda name: costs[name])}"
-    unpriced = [name for name in names if name not in costs]
+def _cheapest(costs: Mapping[str, float], results: Mapping[str, Forecast]) -> str:
+    best, *others = sorted(costs, key=lambda name: costs[name])
+    if not others:
+        return f"Only {best} has a price."
+    tied = [name for name in others if is_tied(results[best], results[name], ratio=costs[name] / costs[best])]
+    first = f"The cheapest at these prices {'may be' if tied else 'is'} {best}"
+    if tied:
+        first += f": the model cannot tell its cost from that of {join_words(tied)}"
+    unpriced = [name for name in results if name not in costs]
     have = "has" if len(unpriced) == 1 else "have"
     return f"{first}; {join_words(unpriced)} {have} no price." if unpriced else f"{first}."
 

@@ -113,6 +113,21 @@ def test_by_latency_the_shortest_step_comes_first():
     assert "quick is the fastest, 16.0 ms with batch 16, 2.00 times as fast as slow" in grid.notes[0]
 
 
+def test_the_cheapest_is_certain_only_beyond_the_interval_of_the_ratio():
+    """1.32 times the cost is within it, 1.33 times is not; a single price is compared with none."""
+    found = fastest_first([predicted(name, rates=((32, rate),)) for name, rate in (("A", 2000), ("B", 1550))])
+
+    def sentence(forecasts=found, **costs):
+        return forecast_table.compared(forecasts, {}, costs=costs).notes[1]
+
+    assert sentence(a=1.32, b=1.0) == (
+        "The cheapest at these prices may be b: the model cannot tell its cost from that of a."
+    )
+    assert sentence(a=1.33, b=1.0) == "The cheapest at these prices is b."
+    assert sentence(b=1.0) == "Only b has a price."
+    assert "price" not in sentence(found[:1], a=1.0)
+
+
 def test_gpus_that_the_model_cannot_tell_apart_are_marked():
     """
     Each rate is known to a factor of 1.25, and a fifth of the variance is common: their ratio is to one of 1.33.
