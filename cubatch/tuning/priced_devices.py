@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from cubatch import checks
-from cubatch.errors import InvalidArgument
+from cubatch.errors import InvalidArgument, UnknownName
 from cubatch.hardware import probe
 from cubatch.hardware.facts import Device
 
@@ -34,12 +34,18 @@ def prices_of(devices: Mapping[str, Device], prices: Mapping[str, float]) -> dic
     Return the price of an hour of each given device, by name, if `prices` has it; other devices are left out.
 
     Raises:
-        InvalidArgument: If a price is no positive number, or two names of one device have different prices.
+        InvalidArgument: If a price is no positive number, a name is that of several devices, or two names of one device
+            have different prices.
         UnknownName: If a price is of an unknown device.
     """
     paid: dict[str, float] = {}
     for given, price in prices.items():
-        gpu = probe.resolve(given, live=False)
+        try:
+            gpu = probe.resolve(given, live=False)
+        except InvalidArgument as error:  # a name of several devices; an unknown name and a file name themselves
+            if error.field != "device" or isinstance(error, UnknownName):
+                raise
+            raise InvalidArgument("prices", *error.args[1:]) from None
         name = _name(gpu)
         checks.check_number(f"prices[{given!r}]", price, above=0.0)
         if devices.get(name) != gpu:

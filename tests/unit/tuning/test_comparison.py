@@ -54,6 +54,7 @@ def test_who_cannot_is_named_and_if_nobody_can_the_reason_is_the_error():
         (["t4"], {"t4": 1.0, "Tesla T4": 2.0}, "must be 1.0, as another name of t4 has it, got 2.0"),
         (1, None, "devices must be a list"), (["t4"], 2, "prices"), ("t4", None, "devices must be a list"),
         ([], None, "at least one"), (["t4"], {"t5": 1.0}, "t5"), (["t4"], {"t4": 0}, "above 0"),
+        (["t4"], {"v100": 1.0}, "^prices must be one of"),
         (["t4"], {"t4": float("nan")}, "above 0"), (["t4"], {"t4": "cheap"}, "above 0"), (["t5"], None, "t5"),
     ],
 )  # fmt: skip
