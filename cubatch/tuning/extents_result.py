@@ -16,6 +16,10 @@ from cubatch.shown import Shown
 from cubatch.tuning import length_plan
 from cubatch.tuning.length_plan import LengthPlan
 from cubatch.tuning.results import TuningResult
+from cubatch.units import join_words
+
+_OPTIONS = ("max_batch_size", "batch_sizes", "budget")
+"""Arguments that end a search, by their name in `decided_by`."""
 
 
 @attrs.frozen(kw_only=True)
@@ -111,11 +115,13 @@ class ExtentsResult(Shown):
             seed: Seed of the random order.
 
         Raises:
-            InvalidArgument: If there is no length, one is longer than the largest tuned extent, or nothing was measured
-                at an extent.
+            InvalidArgument: If there is no length, one is no whole number or longer than the largest tuned extent, or
+                nothing was measured at an extent.
         """
         checks.check_kind("lengths", lengths, Iterable, "the length of each sample")
-        ascending = sorted(checks.check_whole("lengths", int(length)) for length in lengths)
+        ascending = sorted(
+            checks.check_whole("lengths", length.item() if hasattr(length, "item") else length) for length in lengths
+        )
         if not ascending:
             raise InvalidArgument("lengths", [], "the length of at least one sample")
         self._above(ascending[-1])
@@ -183,11 +189,20 @@ class ExtentsResult(Shown):
     def _budget(self) -> int:
         budget = self.token_budget
         if budget is None:
-            extent, remedy = self._undecided, "Tune with a larger tolerance, or use buckets: to_lhotse()."
-            if extent is not None:
-                remedy = self._remedy(extent)
-            raise InvalidArgument("token_budget", None, "a number of tokens that suits all extents", remedy)
+            allowed = "a number of tokens that suits all extents"
+            raise InvalidArgument("token_budget", None, allowed, self.budget_remedy)
         return budget
+
+    @property
+    def budget_remedy(self) -> str:
+        """The next step if `token_budget` is None, as a sentence."""
+        if (extent := self._undecided) is not None:
+            return self._remedy(extent)
+        ended = {extent: str(each.decided_by) for extent, each in self.results.items() if each.decided_by in _OPTIONS}
+        if ended:
+            names, extents = join_words(sorted(set(ended.values()))), join_words([*map(str, ended)])
+            return f"Raise {names}, which ended the search at {extents}, or use buckets: to_lhotse()."
+        return "Tune with a larger tolerance, or use buckets: to_lhotse()."
 
     @property
     def _undecided(self) -> int | None:

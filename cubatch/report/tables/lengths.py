@@ -28,7 +28,8 @@ def by_extent(result: ExtentsResult) -> Grid:
     elif result.failed or None in result.batch_sizes.values():
         first = f"There is no token budget, because not every {axis} has a recommended batch size."
     else:
-        first = f"No number of tokens per batch is within the tolerance of the best at every {axis}."
+        first = f"No measured number of tokens per batch is within the tolerance of the best at every {axis}. "
+        first += result.budget_remedy
     notes = [first, "“largest” is the largest batch that fits, by the memory plan."]
     notes += [f"{format_count(extent)}: {error}" for extent, error in result.failed.items()]
     notes += [

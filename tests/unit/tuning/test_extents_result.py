@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import attrs
+import numpy as np
 import pytest
 
 import cubatch as cb
@@ -152,13 +154,35 @@ def test_the_fastest_way_is_the_first():
 
 @pytest.mark.parametrize(
     ("lengths", "options", "field"),
-    [([10, 65], {}, "sequence"), ([], {}, "lengths"), (5, {}, "lengths"), ([10], {"seed": -1}, "seed")],
-)
+    [
+        ([10, 65], {}, "sequence"), ([], {}, "lengths"), (5, {}, "lengths"), ([10], {"seed": -1}, "seed"),
+        ([12.9], {}, "lengths"), (np.array([12.9]), {}, "lengths"), (["ab"], {}, "lengths"),
+    ],
+)  # fmt: skip
 def test_lengths_that_make_no_sense_are_named(lengths, options, field):
     """The error names the argument, or the axis that was not tuned that far."""
     with pytest.raises(cb.InvalidArgument) as refused:
         results_of(64).with_lengths(lengths, **options)
     assert refused.value.field == field
+
+
+def test_lengths_may_be_integers_of_an_array():
+    """They are those that a tokenizer or a table of the data gives."""
+    assert results_of(64).with_lengths(np.array([10, 60])) == results_of(64).with_lengths([10, 60])
+
+
+def test_what_ended_the_searches_is_what_would_give_a_token_budget():
+    """The remedy is in the table and in the error of an export: the argument, else the tolerance."""
+    result = results_of(64, 256, fixed=320e-6)
+    for ended, remedy in (("max_batch_size", "Raise max_batch_size, which ended the search at 64 and 256, or"),
+                          ("peak", "Tune with a larger tolerance, or use buckets")):  # fmt: skip
+        each = {
+            n: cb.TuningResult.from_mapping(r.to_mapping() | {"decided_by": ended}) for n, r in result.results.items()
+        }
+        without = attrs.evolve(result, results=each)
+        assert remedy in " ".join(str(without).split())
+        with pytest.raises(cb.InvalidArgument, match=remedy):
+            without.to_fairseq()
 
 
 def test_an_extent_without_a_recommendation_has_no_buckets_for_loaders():
