@@ -417,6 +417,22 @@ def _drawn(source: Source, sizes: Sequence[int]) -> dict[int, Any]:
     raise InvalidArgument(batch_sources.FIELD, name, allowed, remedy) from raised
 
 
+def are_alike(sources: Sequence[Source], batch_size: int) -> bool:
+    """
+    Return whether two sources make batches of equal shapes, with equal values other than tensors.
+
+    It is False if a source fails, or if the batches cannot be compared.
+    """
+
+    def outline(tensor: Any) -> Any:
+        return tuple(tensor.shape) if tensor.ndim else tensor.item()
+
+    with torch.random.fork_rng(devices=[]), contextlib.suppress(Exception):  # any error of a user's function
+        first, second = (_mapped(source(batch_size), outline) for source in sources)
+        return bool(first == second)
+    return False
+
+
 def _pair(given: Any, module: Any) -> dict[int, Any] | None:
     """Return two batches by their batch size if the argument is a list or tuple of two; None if it is one batch."""
     if not isinstance(given, list | tuple) or hasattr(given, "_fields") or len(given) != 2:  # noqa: PLR2004

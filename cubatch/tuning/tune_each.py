@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from cubatch import checks
 from cubatch.errors import CubatchError, InvalidArgument
-from cubatch.frameworks import batch_sources
+from cubatch.frameworks import batch_sources, torch_inputs
 from cubatch.hardware import host
 from cubatch.tuning import tune
 from cubatch.tuning.extents_result import ExtentsResult
@@ -47,7 +47,8 @@ def autotune_extents(
             length.
 
     Raises:
-        InvalidArgument: If an argument is out of range, or does not apply.
+        InvalidArgument: If an argument is out of range, or does not apply. Also if `batches` makes inputs of equal
+            shapes at the smallest and the largest extent.
         CubatchError: The first error, if no extent could be tuned.
         KeyboardInterrupt, or an exception that `progress` raises: `partial` is the ExtentsResult so far.
 
@@ -66,6 +67,10 @@ def autotune_extents(
         batches = batch_sources.load(batches) if isinstance(batches, str) else batches
         if not callable(batches):
             raise InvalidArgument("batches", batches, f"a function batches(n, {axis}=...) that makes the inputs")
+        ends = [functools.partial(batches, **{axis: extent}) for extent in (chosen[0], chosen[-1])]
+        if len(chosen) > 1 and torch_inputs.are_alike(ends, torch_inputs.DRAWN_SIZES[0]):
+            given = f"inputs that are the same at {axis}={chosen[0]} and {axis}={chosen[-1]}"
+            raise InvalidArgument("batches", given, f"a function whose inputs depend on {axis}")
 
     def tune_one(extent: int, seconds: float) -> TuningResult:
         if is_onnx:
@@ -203,7 +208,7 @@ def tune_each(
         CubatchError: The error of the first value, if tuning failed with all values.
         KeyboardInterrupt, or an exception that `progress` raises: `partial` is the common result so far, if any.
     """
-    share = checks.check_number("budget", budget, above=0.0) / len(values)
+    share = checks.check_number("budget", budget, above=0.0, unit="seconds") / len(values)
     results, errors = dict[int, TuningResult](), dict[int, CubatchError]()
 
     def common() -> _Result:

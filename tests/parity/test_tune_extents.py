@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import cubatch as cb  # noqa: E402
+from cubatch.frameworks.torch_inputs import are_alike  # noqa: E402
 
 
 class Decoder(torch.nn.Module):
@@ -75,6 +77,18 @@ def test_an_argument_out_of_range_is_named(extents, given, field):
     with pytest.raises(cb.InvalidArgument) as refused:
         cb.autotune_extents(Decoder(), extents, batches=given, budget=1.0)
     assert refused.value.field == field
+
+
+def test_inputs_that_do_not_depend_on_the_axis_are_refused():
+    """Rates at 8 and 16 tokens would be those of one shape; a scalar or a number may be the extent."""
+    with pytest.raises(cb.InvalidArgument, match="inputs that are the same at sequence=8 and sequence=16"):
+        cb.autotune_extents(Decoder(), {"sequence": (8, 16)}, batches=lambda n, sequence: batches(n), budget=1.0)
+    for make in (
+        lambda n, steps: {"x": batches(n), "steps": steps},
+        lambda n, steps: (batches(n), torch.tensor(steps)),
+    ):
+        assert are_alike([functools.partial(make, steps=8)] * 2, 4)
+        assert not are_alike([functools.partial(make, steps=8), functools.partial(make, steps=16)], 4)
 
 
 def test_a_function_without_the_axis_is_the_error_of_the_user():
