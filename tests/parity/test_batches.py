@@ -375,11 +375,12 @@ class Reshaped(nn.Module):
         ("training", lambda y: list(y[:, None]), ""),
         ("training", lambda y: y.mean(0), ""),
         ("training", lambda y: {"loss": y.square().mean(), "centers": y.reshape(4, -1, 2).mean(1)}, ""),
+        ("training", lambda y: (rows := y.reshape(4, -1))[rows[:, 0] < 99], ""),
     ],
     ids=[
         "fixed batch size", "mean over the batch", "fixed rows", "fixed rows and columns", "fewer rows",
         "several losses and fixed rows", "rows", "batch as axis 1", "packed", "rows beside a mean", "a list of samples",
-        "several losses", "its own loss",
+        "several losses", "its own loss", "rows that depend on data",
     ],
 )  # fmt: skip
 def test_an_output_without_a_row_for_each_sample_is_reported(mode, change, shape):
