@@ -58,7 +58,7 @@ def answer(
     # computed figures of the subject; `occupancy` and `fill` of a size are means over its layers
     facts: SubjectFacts = _NO_FACTS,
     # warnings follow the recommendation, other notes come last. One that withholds the recommendation replaces it, its
-    # limit and its reasons
+    # limit and its reasons. A condition comes before it, in the same text
     notes: Sequence[Note] = (),
     partial: bool = False,  # return a result without a recommendation instead of raising NothingMeasured: after Ctrl-C
 ) -> TuningResult:
@@ -150,11 +150,13 @@ def answer(
         if any(m.status == "ok" for m in measurements):
             raise EnergyNotAvailable(str(header["device"].get("name") or "the device"))
         raise _nothing(measurements, goal)
+    is_recommended = result.batch_size is not None and explain.is_compared(result)
     lead = withheld or [explain.headline(result, posterior)]
+    if is_recommended and (conditions := [sentence(each) for each in notes if each.is_condition]):
+        lead = [f"{' '.join(conditions)} If so: {lead[0]}"]
     without = explain.sizes_without_result(result, outcomes)
     first = [sentence(each) for each in notes if each.is_warning]
-    last = [sentence(each) for each in notes if not (each.is_warning or each.withholds)]
-    is_recommended = result.batch_size is not None and explain.is_compared(result)
+    last = [sentence(each) for each in notes if not (each.is_warning or each.withholds or each.is_condition)]
     reasons = [*lead, *first, *reasons, *without, *last]
     return attrs.evolve(result, batch_size=result.batch_size if is_recommended else None, reasons=reasons)
 

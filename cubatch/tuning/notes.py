@@ -27,12 +27,15 @@ STATE_REMAINS = "state_remains"
 
 WARNINGS = frozenset({
     "answered_from_cache", "cached_interference", "cache_continued", "interference", "cpu_quota", STATE_REMAINS,
-    "output_stays", "step_time_stays",
+    "output_stays",
 })  # fmt: skip
 """Codes of notes that come right after the recommendation: they put the timings themselves in doubt."""
 
 WITHHOLDS = frozenset({"inputs_stay", "step_does_not_grow", "step_time_falls"})
 """Codes of notes that come first, in place of a recommendation: what was timed is no growing batch."""
+
+CONDITIONS = frozenset({"step_time_stays"})
+"""Codes of notes that come first, as the condition of a recommendation: it holds if the answer to them is yes."""
 
 _TEXT: Mapping[str, str] = {
     # --- cached timings
@@ -80,12 +83,12 @@ _TEXT: Mapping[str, str] = {
         "returns, or when block_until_ready() of its result returns."
     ),
     "step_time_stays": (
-        "A step of {large} samples took {last_seconds}, one of {small} {first_seconds}: check that the step uses its "
-        "batch size. If it does, larger batches may be faster still."
+        "Check that the step uses its batch size: one of {large} samples took {last_seconds}, one of {small} "
+        "{first_seconds}."
     ),
     "step_time_falls": (
-        "No recommendation: a step of {large} samples took {last_seconds}, one of {small} {first_seconds}. A step must "
-        "run one batch, not a whole data set in batches of that size."
+        "No recommendation: the larger the batch, the less time a step took, {last_seconds} of {large} samples and "
+        "{first_seconds} of {small}. A step must run one batch, not a whole data set in batches of that size."
     ),
     "launched_singly": (
         "The {launches} kernels of a step were launched one by one, which may slow small batches: no CUDA graph could "
@@ -167,6 +170,11 @@ class Note:
     def is_warning(self) -> bool:
         """Whether the note is shown as a warning, right after the recommendation."""
         return self.code in WARNINGS
+
+    @property
+    def is_condition(self) -> bool:
+        """Whether the recommendation holds on a condition only, which the note asks the user to check."""
+        return self.code in CONDITIONS
 
     @property
     def withholds(self) -> bool:

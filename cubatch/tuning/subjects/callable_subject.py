@@ -18,8 +18,8 @@ from cubatch.tuning.notes import Note, note
 from cubatch.tuning.request import Request
 from cubatch.tuning.subject import Revision, Subject
 
-_SPAN = 8  # times the smallest batch size, from which on a step should take longer
-_EQUAL, _LESS = 1.1, 0.7  # times the seconds of the smallest batch size: no growth, and less work
+_SPAN = 8  # times a batch size, from which on a step should take longer
+_EQUAL, _LESS = 1.1, 0.7  # times the seconds of a smaller batch size: no growth, and less work
 
 
 @attrs.frozen(kw_only=True)
@@ -52,14 +52,21 @@ class CallableSubject(Subject):
 
 
 def _growth(measured: Measured) -> Iterator[Note]:
-    """Yield a note if steps of the largest batch size took no longer than those of the smallest, or much less."""
+    """
+    Yield a note if steps of the largest batch sizes took no longer than those of the smallest, or much less.
+
+    A busy host lengthens timings, of some sizes all of them. So the shortest timing of a size counts. A time that stays
+    is the shortest of the largest sizes against the middle one of the smallest. A time that falls is less for each of
+    the largest than for each of the smallest, and nowhere above that of the smallest size.
+    """
     sizes = sorted({timing.batch_size for timing in measured.timings})
-    if not sizes or sizes[-1] < _SPAN * sizes[0]:
+    seconds = {n: min(timing.seconds for timing in measured.of(n)) for n in sizes}
+    low = sorted((n for n in sizes if _SPAN * n <= sizes[-1]), key=seconds.__getitem__)
+    high = sorted((n for n in sizes if 2 * n > sizes[-1]), key=seconds.__getitem__)
+    if not low:
         return
-    # The shortest timings: a busy host lengthens single ones, which would make a constant time look like a falling one.
-    first, last = (min(timing.seconds for timing in measured.of(n)) for n in (sizes[0], sizes[-1]))
-    values = {"small": sizes[0], "first_seconds": first, "large": sizes[-1], "last_seconds": last}
-    if last < _LESS * first:
-        yield note("step_time_falls", **values)
-    elif last < _EQUAL * first:
-        yield note("step_time_stays", **values)
+    falls = seconds[high[-1]] < _LESS * seconds[low[0]] and max(seconds.values()) < _EQUAL * seconds[sizes[0]]
+    small, large = (sizes[0], sizes[-1]) if falls else (low[(len(low) - 1) // 2], high[0])
+    if falls or seconds[large] < _EQUAL * seconds[small]:
+        values = {"small": small, "first_seconds": seconds[small], "large": large, "last_seconds": seconds[large]}
+        yield note("step_time_falls" if falls else "step_time_stays", **values)

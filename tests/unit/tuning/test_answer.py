@@ -215,6 +215,10 @@ def test_a_result_whose_inputs_do_not_grow_names_no_limit_and_divides_no_batch()
     assert result.reasons[0] == sentence(stays)
     assert not set(result.reasons) & set(grows.reasons[:2])
     assert result.choices() == {}
+    asked = note("step_time_stays", small=8, first_seconds=1.0, large=32, last_seconds=1.0)
+    once = answer_of({8: [1.0], 16: [1.0]}, notes=[asked])
+    assert once.batch_size is None
+    assert not once.reasons[0].startswith("Check")  # a condition of no recommendation
     with pytest.raises(InvalidArgument, match="without a recommendation"):
         cut(result, 64)
     assert result.table()
