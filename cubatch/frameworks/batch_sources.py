@@ -44,12 +44,16 @@ def find(given: Any) -> Source | None:
         given: The argument `batches`; a name was imported by `load` before.
 
     Raises:
-        InvalidArgument: If the loader's data set returns whole batches, so that single samples cannot be read.
+        InvalidArgument: If the loader's data set returns whole batches, so that single samples cannot be read, or the
+            argument is an iterator.
     """
     if is_loader(given):
         return LoaderBatches(given)
     if _is_data_set(given):
         return DataSetBatches(given, None)
+    if hasattr(given, "__next__") and not callable(given):
+        remedy = "Pass the object that it iterates over, such as the data loader itself."
+        raise InvalidArgument(FIELD, f"an iterator, {type(given).__name__}", ALLOWED, remedy)
     return given if callable(given) else None
 
 

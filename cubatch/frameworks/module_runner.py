@@ -83,6 +83,8 @@ class ModuleRunner(BoundedRunner):
         parts = self._bare.named_modules() if self._kind.training else ()
         if resting := [name for name, part in parts if not part.training]:
             remarks.append(Remark(code="evaluation_mode", values={"first": resting[0], "count": len(resting)}))
+        if self._kind.training and self._kind.loss is None and self._inputs.call.targets:
+            remarks.append(Remark(code="targets_unused", values={}))
         remarks += self._inputs.remarks()
         if not self._scales:
             remarks.append(Remark(code="step_does_not_grow", values={}))

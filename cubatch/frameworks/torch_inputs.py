@@ -20,6 +20,7 @@ from cubatch.frameworks.input_growth import ROWS, Growth, Path, by_difference, o
 from cubatch.frameworks.input_objects import children, copied, is_holder, tensors_in
 from cubatch.frameworks.lazy_torch import torch
 from cubatch.measure.runner import Remark
+from cubatch.units import join_words
 from cubatch.user_code import takes
 
 _ALLOWED = (
@@ -94,11 +95,18 @@ class Inputs:
         calls = {n: _call(batch, module, is_batch=unpacks) for n, batch in batches.items()}
         growth = by_difference(calls)
         largest = max(calls)
-        if not any(each.lines for each in growth.values()):
-            given = f"inputs that are the same at batch sizes {min(calls)} and {largest}"
-            allowed = "tensors, lists or whole numbers that grow with the batch size"
-            raise InvalidArgument(batch_sources.FIELD, given, allowed, _ARRAYS)
         inputs = cls(calls[largest], largest, growth, source, tuple(constant), names, module=module, unpacks=unpacks)
+        if not any(each.lines for each in growth.values()):
+            values = [value for _, part in children(tuple(inputs.call)) or () for _, value in children(part) or ()]
+            words = ", ".join(
+                f"{inputs.name(path)} of shape {tuple(tensor.shape)}" for path, tensor in inputs._tensors()
+            )
+            kinds = words or join_words([f"of type {type(value).__name__}" for value in values])
+            given = f"inputs that do not grow from batch size {min(calls)} to {largest}: {kinds}"
+            allowed = "tensors, lists or whole numbers that grow with the batch size"
+            is_array = any(hasattr(value, "__array_interface__") for value in values)
+            remedy = _ARRAYS if is_array else "Make them of as many samples as the batch size asks for."
+            raise InvalidArgument(batch_sources.FIELD, given, allowed, remedy)
         inputs._check()
         return inputs
 
@@ -412,9 +420,13 @@ def _drawn(source: Source, sizes: Sequence[int]) -> dict[int, Any]:
     if len(batches) > 1:
         return dict(sorted(batches.items()))
     name = getattr(source, "__name__", type(source).__name__)
-    remedy = "" if raised is None else f"It raised {type(raised).__name__}: {raised}."
+    remedy = "" if raised is None else f"It raised {type(raised).__name__}: {str(raised).rstrip('.')}."
     allowed = f"a function that makes inputs for {' and '.join(map(str, sizes))} samples"
-    raise InvalidArgument(batch_sources.FIELD, name, allowed, remedy) from raised
+    if isinstance(source, batch_sources.DataSetBatches):
+        kind = f"a data {'set' if source.loader is None else 'loader'}"
+        name, allowed = f"{kind} whose samples cannot be joined", f"{kind} whose samples can be joined to a batch"
+        remedy += " If samples differ in length, pass a data loader with a collate_fn that pads them."
+    raise InvalidArgument(batch_sources.FIELD, name, allowed, remedy.strip()) from raised
 
 
 def are_alike(sources: Sequence[Source], batch_size: int) -> bool:

@@ -28,6 +28,7 @@ from cubatch.hardware import memory_limit as hardware_memory, probe
 from cubatch.hardware.facts import Device
 from cubatch.network.importers.torch_export import check_initialized
 from cubatch.units import first_line
+from cubatch.user_code import takes
 
 MODES = ("inference", "training")
 _FIRST_SIZES = 2, 16  # traced first for the largest batch that fits, where a line through them meets the limit
@@ -376,13 +377,21 @@ def check_kind(mode: str, loss: object, optimizer: object, autocast: str | None)
         remedy = "For example loss=torch.nn.functional.cross_entropy, with batches as (inputs, targets)."
         raise InvalidArgument("loss", loss, allowed, remedy)
     if loss is not None and mode == "inference":
-        raise InvalidArgument("loss", loss, "left out in inference, which has none", "Or tune with mode='training'.")
-    if not (callable(optimizer) or _is_name(optimizer) or (isinstance(optimizer, str) and optimizer in OPTIMIZERS)):
+        raise InvalidArgument("loss", loss, "left out in inference, which has none", "Or pass mode='training'.")
+    is_own = callable(optimizer) and takes(optimizer, 1)
+    if not (is_own or _is_name(optimizer) or (isinstance(optimizer, str) and optimizer in OPTIMIZERS)):
         raise InvalidArgument(
             "optimizer", optimizer, f"one of {', '.join(OPTIMIZERS)}, or a function of parameters or its name"
         )
     if autocast is not None and autocast not in AUTOCAST:
         raise InvalidArgument("autocast", autocast, f"one of {', '.join(AUTOCAST)}, or None")
+
+
+def check_optimizer(mode: str, optimizer: object) -> None:
+    """Raise InvalidArgument in inference for an optimizer that is not the default: the mode was forgotten."""
+    if mode == "inference" and optimizer != "sgd":
+        allowed = "left out in inference, which has none"
+        raise InvalidArgument("optimizer", optimizer, allowed, "Or pass mode='training'.")
 
 
 def _checked_opaque(opaque: Any, module: Any) -> Mapping[str, Opaque]:

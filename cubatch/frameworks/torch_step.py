@@ -151,7 +151,8 @@ class StepKind:
         Return a new optimizer of `parameters`.
 
         Raises:
-            InvalidArgument: If `parameters` is empty, or the optimizer's steps need a closure (LBFGS).
+            InvalidArgument: If `parameters` is empty, or the user's function returns no optimizer, or one that
+                needs a closure (LBFGS).
         """
         if not parameters:
             allowed = "inference: the module has no parameter that requires a gradient"
@@ -162,6 +163,9 @@ class StepKind:
             made = getattr(torch.optim, name)(parameters, lr=0.0, **options)
         else:
             made = self.optimizer(parameters)
+            if not (hasattr(made, "zero_grad") and hasattr(made, "step")):
+                allowed = "a function from parameters to an optimizer, such as torch.optim.Adam"
+                raise InvalidArgument("optimizer", f"one that returned {made!r}", allowed)
         if isinstance(made, torch.optim.LBFGS):
             remedy = "Time its steps with autotune_callable()."
             raise InvalidArgument("optimizer", "LBFGS", "one that steps without a closure", remedy)

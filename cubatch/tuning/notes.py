@@ -95,6 +95,10 @@ _TEXT: Mapping[str, str] = {
         "be made of them ({refusal})."
     ),
     # --- the module
+    "targets_unused": (
+        "The batches have targets, but no loss was given: a step took the `loss` of the module's output, or else the "
+        "mean of its squares. Pass the loss of your loop, as loss=torch.nn.functional.cross_entropy."
+    ),
     "evaluation_mode": (
         "{first} was in evaluation mode and stayed so (parts in evaluation mode: {count}). Call module.train() to put "
         "all parts into training mode."

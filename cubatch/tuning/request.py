@@ -132,5 +132,5 @@ def _ascending(batch_sizes: Iterable[int], top: int | None, current: int | None)
     if not sizes:
         raise InvalidArgument("batch_sizes", [], "a list of at least one batch size, or None")
     if top is not None and sizes[-1] > top:
-        raise InvalidArgument("batch_sizes", sizes[-1], f"at most max_batch_size={top}", "Leave max_batch_size out.")
+        raise InvalidArgument("batch_sizes", sizes[-1], f"at most max_batch_size={top}", "Raise max_batch_size.")
     return sizes if current is None else tuple(sorted({*sizes, current}))

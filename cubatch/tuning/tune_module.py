@@ -13,7 +13,7 @@ from cubatch.choices import Mode, Objective
 from cubatch.errors import InvalidArgument
 from cubatch.frameworks import batch_sources, loader_rate
 from cubatch.frameworks.ranks import Ranks
-from cubatch.frameworks.torch_module import TorchModule, check_module
+from cubatch.frameworks.torch_module import TorchModule, check_module, check_optimizer
 from cubatch.hardware import memory_limit as hardware_memory, probe
 from cubatch.hardware.facts import Device
 from cubatch.measure.runner import LearnsMemory
@@ -104,9 +104,9 @@ def autotune_module(
             that accumulate them. Parts in evaluation mode stay so if the module as a whole trains.
         loss: In training, a function from the module's output, or from output and target, to a scalar. A named module
             requires its name "package.module:function". None: the output's own `loss`, as in Hugging Face
-            models with labels, else the mean square of its first tensor.
-        optimizer: In training: "sgd", "momentum", "adam", "adamw", or a function from parameters to an optimizer that
-            steps without a closure, or its name.
+            models with labels, else the mean square of its first tensor. A note then reports unused targets.
+        optimizer: In training only: "sgd", "momentum", "adam", "adamw", or a function from parameters to an optimizer
+            that steps without a closure, or its name.
         autocast: "float16" or "bfloat16": automatic mixed precision; float16 scales the loss.
         channels_last: Lay filters and four-dimensional inputs out as NHWC.
         accumulate: In training, batches to an optimizer step: a timed step has that many forward and backward passes,
@@ -167,6 +167,7 @@ def autotune_module(
     }  # fmt: skip
     if mode == "inference" and accumulate > 1:
         raise InvalidArgument("accumulate", accumulate, "1 in inference", "Or tune with mode='training'.")
+    check_optimizer(mode, optimizer)
     if not isinstance(module, str):
         check_module(module)
     batches = _only(batches, example_inputs)

@@ -290,6 +290,9 @@ def test_what_is_compiled_is_what_is_run(monkeypatch):
             r"package.module:function.*torch\.nn\.functional\.cross_entropy",
         ),
         ({"loss": scalar}, "loss must be left out in inference"),
+        ({"optimizer": "adam"}, r"optimizer must be left out in inference.*mode='training'"),
+        ({"optimizer": lambda _: None, "mode": "training"}, r"optimizer must be a function.*one that returned None"),
+        ({"optimizer": lambda: 1, "mode": "training"}, "optimizer must be one of .*or a function of parameters"),
         ({"module": nn.Sequential(nn.LazyLinear(3))}, "0.weight has no shape yet"),
         ({"example_inputs": (3,)}, "one whose inference step runs on batches of its inputs.*On two samples it raised"),
         ({"optimizer": "lion"}, "optimizer"),
@@ -371,10 +374,8 @@ def test_a_module_of_dicts_and_dataclasses_is_left_as_it_was(module, mode, name)
     inputs = {"a dict": {"ids": IDS, "labels": IDS[:, 0]}, "a dataclass": {"tokens": Tokens(IDS, 0.5)}}[name]
     kept = IDS.clone()
     before = everything(module)
-    cb.autotune_module(
-        module, inputs, mode=mode, batch_sizes=[2, 8], **SHORT,
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.1),
-    )  # fmt: skip
+    own = {"optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=0.1)} if mode == "training" else {}
+    cb.autotune_module(module, inputs, mode=mode, batch_sizes=[2, 8], **SHORT, **own)
     assert_unchanged(module, before)
     assert torch.equal(IDS, kept)
 
@@ -406,7 +407,14 @@ def test_a_compiled_module_is_left_as_it_was(mode):
     module = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
     before = everything(module)
     result = cb.autotune_module(
-        module, (4,), mode=mode, compile=True, optimizer="momentum", batch_sizes=[2, 4], device="cpu", budget=30.0
+        module,
+        (4,),
+        mode=mode,
+        compile=True,
+        batch_sizes=[2, 4],
+        device="cpu",
+        budget=30.0,
+        optimizer="momentum" if mode == "training" else "sgd",
     )
     assert "ok" in {m.status for m in result.measurements}
     assert_unchanged(module, before)

@@ -341,6 +341,31 @@ class Ignores(nn.Module):
         return self.weight @ self.weight
 
 
+@pytest.mark.parametrize(
+    ("batches", "match"),
+    [
+        (lambda n: (torch.ones(4, 3), torch.ones(4)), r"from batch size 4 to 16: input of shape \(4, 3\), the target"),
+        (lambda _: None, r"from batch size 4 to 16: of type NoneType'. Make them of as many samples"),
+        (iter(data.DataLoader(torch.ones(8, 3))), r"an iterator, _Single.*Pass the object that it iterates over"),
+        (data.DataLoader([torch.ones(n) for n in range(1, 9)]), "a data loader whose samples .*collate_fn that pads"),
+    ],
+)
+def test_batches_that_cannot_be_used_are_named_with_a_remedy(batches, match):
+    """A remedy about arrays, or the class in which cubatch reads samples, would mislead."""
+    with pytest.raises(cb.InvalidArgument, match=match) as caught:
+        cb.autotune_module(nn.Linear(3, 2), batches, mode="training", loss=nn.MSELoss(), **ASKED)
+    assert "from_numpy" not in str(caught.value)
+
+
+@pytest.mark.parametrize("loss", [None, nn.CrossEntropyLoss()])
+def test_targets_without_a_loss_are_reported(loss):
+    """The step then trains on the mean of squares of the output, which the user did not ask for."""
+    batches = lambda n: (torch.rand(n, 3), torch.zeros(n, dtype=torch.int64))  # noqa: E731
+    result = cb.autotune_module(nn.Linear(3, 2), batches, mode="training", loss=loss, **ASKED)
+    assert any("have targets, but no loss was given" in reason for reason in result.reasons) == (loss is None)
+    assert not any("no loss" in reason for reason in cb.autotune_module(nn.Linear(3, 2), batches, **ASKED).reasons)
+
+
 def test_a_step_that_does_not_grow_gets_no_recommendation():
     """Rates that rise with a number that changes nothing are none."""
     result = cb.autotune_module(Ignores(), (3,), **ASKED)

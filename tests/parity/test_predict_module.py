@@ -224,6 +224,7 @@ def test_half_precision_is_faster():
         ((nn.Linear(8, 2), (8,)), {"objective": "energy"}, "objective"),
         ((nn.Linear(8, 2).double(), (8,)), {}, "device"),
         ((nn.Linear(8, 2), (8,)), {"accumulate": 2}, "accumulate"),
+        ((nn.Linear(8, 2), (8,)), {"optimizer": "adam"}, "optimizer"),
         ((nn.Identity(), (8,)), {}, "module"),
         (("mlp",), {"autocast": "float16"}, "autocast"),
         ((Reading(), (8,)), {}, "module"),
