@@ -127,8 +127,9 @@ def answer_slower(comparisons: Sequence[SizeComparison]) -> str:
     elif verdicts <= {"same", "faster"}:
         word = "No"
     else:
-        word = "Unclear" if verdicts == {"unclear"} else "It depends"
-    return f"{word}; {list_verdicts(comparisons)}."
+        word = "It depends"
+    listed = list_verdicts(comparisons)
+    return f"{listed.capitalize() if verdicts == {'unclear'} else f'{word}; {listed}'}."
 
 
 def doubts(comparisons: Sequence[SizeComparison], missing: Sequence[tuple[int, int]]) -> list[str]:

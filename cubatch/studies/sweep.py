@@ -166,6 +166,7 @@ powers_of_two = Study(
 
 FREE = 0.1
 """A step that takes at most this share longer than a step of one sample counts as equally long."""
+_DISTURBED = 2.0  # times a step of a larger size: no claim rests on such times
 _FLOOR_LIMITS = (1024, 64)
 
 
@@ -178,9 +179,9 @@ def floor_of(seconds: Mapping[int, float]) -> dict[str, int | None]:
 
     Returns:
         "floor", the largest size up to which every step takes at most 1.1 times as long as a step of one sample; None
-        if a step of one sample is itself slower than a larger one. "half", the smallest size with half of the best
-        samples per second (Hockney's n1/2: Hockney and Jesshope, Parallel Computers, 1981). "enough", the smallest
-        size within 5 % of the best.
+        if a step of one sample is itself slower than a larger one, or any step takes more than twice as long as a
+        larger one. "half", the smallest size with at least half of the best samples per second (Hockney's n1/2: Hockney
+        and Jesshope, Parallel Computers, 1981). "enough", the smallest size within 5 % of the best.
 
     Example:
         >>> floor_of({n: 1.0 + n / 100 for n in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)})
@@ -191,12 +192,18 @@ def floor_of(seconds: Mapping[int, float]) -> dict[str, int | None]:
     sizes, rates = sorted(seconds), {n: n / step for n, step in seconds.items()}
     best = max(rates.values())
     slow = [n for n in sizes if seconds[n] > (1 + FREE) * seconds[1]]
-    is_floor = seconds[1] <= (1 + FREE) * min(seconds.values())
+    least = _least_from(seconds)
+    is_floor = all(seconds[n] <= (1 + FREE if n == 1 else _DISTURBED) * seconds[least[n]] for n in sizes)
     return {
         "floor": max(n for n in sizes if n < min(slow, default=sizes[-1] + 1)) if is_floor else None,
         "half": min(n for n in sizes if rates[n] >= best / 2),
         "enough": min(n for n in sizes if rates[n] >= 0.95 * best),
     }
+
+
+def _least_from(seconds: Mapping[int, float]) -> dict[int, int]:
+    """Return, by batch size, the size with the shortest step among itself and the larger ones."""
+    return {n: min((m for m in seconds if m >= n), key=lambda m: (seconds[m], m)) for n in seconds}
 
 
 def answer_floor(floor: int | None, seconds: Mapping[int, float]) -> str:
@@ -206,10 +213,11 @@ def answer_floor(floor: int | None, seconds: Mapping[int, float]) -> str:
     `floor` is None if a larger step was faster, and `seconds` are those of a step by batch size: see `floor_of`.
     """
     if floor is None:
-        fastest = min(seconds, key=lambda n: (seconds[n], n))
+        least = _least_from(seconds)
+        n = max(seconds, key=lambda n: seconds[n] / seconds[least[n]])
         return (
-            f"Unknown: a step of one sample took {format_seconds(seconds[1])}, longer than a step of {fastest} "
-            f"({format_seconds(seconds[fastest])}). Measure again on an idle machine, or another algorithm runs there."
+            f"Unknown: a step of {n} took {format_seconds(seconds[n])}, longer than a step of {least[n]} "
+            f"({format_seconds(seconds[least[n]])}). Measure again on an idle machine, or another algorithm runs there."
         )
     if floor > 1:
         return f"Below batch {floor}: a step of one sample takes as long, within {format_percent(FREE)}."
@@ -225,7 +233,7 @@ def _run_floor(request: StudyRequest, budget: float) -> Findings:
     sizes = floor_of(seconds)
     points = [
         f"A step of one sample takes {format_seconds(seconds[1])}.",
-        f"Batch {sizes['half']} has half of the best samples per second (Hockney's n1/2).",
+        f"Batch {sizes['half']} is the smallest measured with half of the best samples/s or more (Hockney's n1/2).",
         f"Of the measured sizes, batch {sizes['enough']} is the smallest within 5 % of the best."
         + (" It is the largest measured: --max-batch-size." if sizes["enough"] == max(seconds) else ""),
     ]

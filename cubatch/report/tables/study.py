@@ -52,12 +52,19 @@ def _powers_of_two(payload: Mapping[str, Any]) -> list[Grid]:
         "published": lambda c: c["published"],
         "difference": lambda c: signed(c["ratio"] - 1),
         "90 % interval": lambda c: f"{signed(c['interval'][0] - 1)} to {signed(c['interval'][1] - 1)}",
-        "samples/s": lambda c: format_count(rates[c["batch_size"]]),
         "trials": lambda c: " and ".join(str(count) for count in c["trials"]),
+        "samples/s": lambda c: format_count(rates[c["batch_size"]]),
+        "of reference": lambda c: format_count(rates[c["reference"]]),
+    }
+    explained = {
+        "difference": "compares the trials of the two sizes alone",
+        "samples/s": "is fitted to the timings of all sizes",
     }
     compared = payload["comparisons"]
     differing = [place for place, c in enumerate(compared) if c["verdict"] in {"faster", "slower"}]
-    return [Grid.of(compared, columns, title="Sizes compared with powers of two", marked=differing)]
+    return [
+        Grid.of(compared, columns, title="Sizes compared with powers of two", marked=differing, explained=explained)
+    ]
 
 
 def _small_batch_floor(payload: Mapping[str, Any]) -> list[Grid]:
@@ -66,6 +73,7 @@ def _small_batch_floor(payload: Mapping[str, Any]) -> list[Grid]:
     columns = {
         "batch": lambda m: m["batch_size"],
         "a step": lambda m: format_seconds(m["latency_seconds"]),
+        "90 % interval": lambda m: " to ".join(map(format_seconds, m["latency_interval"] or ())) or None,
         "relative to batch 1": lambda m: f"{m['latency_seconds'] / first:.2f} x",
         "samples/s": lambda m: format_count(m["samples_per_second"]),
         "of the best": lambda m: format_percent(m["samples_per_second"] / best),
