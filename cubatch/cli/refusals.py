@@ -7,7 +7,7 @@ The exit code is 2 if the request is invalid, and 1 if it failed.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import typer
@@ -51,11 +51,8 @@ def message(error: CubatchError, command: Any, words: Sequence[str] = ()) -> str
         command: The command of Typer; None if there was none.
         words: The words of the command line.
     """
-    text = str(error)
     options = {param.name: param.opts[0] for param in getattr(command, "params", ()) if param.opts[0].startswith("-")}
-    for name, option in options.items():
-        text = re.sub(rf'\b{name}="(\w+)"', rf"{option} \1", text)  # remedies are written for Python
-    text = text.replace(", or None", "").replace(" or None", "")
+    text = _as_options(str(error), options).replace(", or None", "").replace(" or None", "")
     if not options or not isinstance(error, InvalidArgument) or isinstance(error, UnknownName):
         return text
     option = options.get(error.field) or _OPTIONS.get(error.field, "")
@@ -64,6 +61,29 @@ def message(error: CubatchError, command: Any, words: Sequence[str] = ()) -> str
     if option.startswith("--") and not is_default and not any(w.partition("=")[0] == option for w in words):
         return text  # the value is that of a key in a file
     return f"{option}{text.removeprefix(error.field)}" if option and text.startswith(error.field) else text
+
+
+def _as_options(text: str, options: Mapping[str, str]) -> str:
+    """
+    Return a text in which options replace Python arguments, except in a call, which is to be copied as it is.
+
+    Example:
+        >>> _as_options('library="a" or "b", to f(library="c") without batch_size; Pass opaque=True',
+        ...             {"library": "--library", "batch_size": "--batch-size", "opaque": "--opaque"})
+        '--library a or b, to f(library="c") without --batch-size; Pass --opaque'
+    """
+
+    def replaced(match: re.Match[str]) -> str:
+        name, rest = match["set"] or match["flag"] or match["bare"], (match["values"] or "").replace('"', "")
+        return f"{options[name]}{rest and f' {rest}'}" if name else match[0]
+
+    names, bare = "|".join(options), "|".join(name for name in options if "_" in name) or "(?!)"
+    values = r'"\w+"(?:(?:,| or|, or) "\w+")*'
+    ways = (
+        r"[\w.]+\([^()]*\)", rf"\b(?P<set>{names})=(?P<values>{values})", rf"\b(?P<flag>{names})=True\b",
+        rf"(?<=\s)(?P<bare>{bare})\b(?![=(])",
+    )  # fmt: skip
+    return re.sub("|".join(ways), replaced, text) if options else text
 
 
 def reword(error: typer.BadParameter) -> typer.BadParameter:

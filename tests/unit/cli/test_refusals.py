@@ -65,6 +65,7 @@ REFUSED = [
     (f"{PREDICT} --objective energy", 2, "energy"),
     (f"{PREDICT} --library im2col", 2, "im2col"),
     (f"{PREDICT} --dtype float8", 2, "float8"),
+    (f"{PREDICT} --dtype tf32", 2, "use --dtype float32 or float16"),
     (f"{PREDICT} --json nowhere/a.png", 2, "nowhere"),
     (f"{PREDICT} --plot nowhere/a.png", 2, "nowhere"),
     (f"{PREDICT} --memory-limit 1KiB", 1, "1.00 KiB"),
