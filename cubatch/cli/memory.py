@@ -40,15 +40,7 @@ def memory(
     ] = None,
     mode: Annotated[Mode | None, typer.Option("--mode", help="Default: both, side by side.")] = None,
     dtype: opt.DtypeOption = "float32",
-    optimizer: Annotated[
-        str,
-        typer.Option(
-            "--optimizer",
-            metavar="NAME",
-            help="sgd, momentum or adam; its state takes memory. A PyTorch module also takes adamw, or "
-            "package.module:function from parameters to an optimizer.",
-        ),
-    ] = "sgd",
+    optimizer: opt.ModuleOptimizerOption = "sgd",
     library: opt.PlannedOption = "auto",
     recompute: opt.RecomputeOption = False,
     input_shape: opt.ShapeOption = None,

@@ -81,6 +81,15 @@ PlannedOption = Annotated[
 OptimizerOption = Annotated[
     Optimizer, typer.Option("--optimizer", help="Optimizer of a training step; its state takes memory.")
 ]
+ModuleOptimizerOption = Annotated[
+    str,
+    typer.Option(
+        "--optimizer",
+        metavar="NAME",
+        help="sgd, momentum or adam; its state takes memory. A PyTorch module also takes adamw, or "
+        "package.module:function from parameters to an optimizer.",
+    ),
+]
 TargetOption = Annotated[
     int | None,
     typer.Option(

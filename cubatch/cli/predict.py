@@ -43,7 +43,7 @@ def predict(
     max_batch_size: opt.MaxOption = None,
     memory_limit: opt.MemoryOption = None,
     latency_limit: opt.LatencyOption = None,
-    optimizer: opt.OptimizerOption = "sgd",
+    optimizer: opt.ModuleOptimizerOption = "sgd",
     library: Annotated[
         Literal["vendor", "cubatch", "torch"],
         typer.Option(

@@ -40,7 +40,7 @@ def tune(
     ] = None,
     memory_limit: opt.MemoryOption = None,
     latency_limit: opt.LatencyOption = None,
-    optimizer: opt.OptimizerOption = "sgd",
+    optimizer: opt.ModuleOptimizerOption = "sgd",
     library: opt.TunableOption = "auto",
     recompute: opt.RecomputeOption = False,
     dim: Annotated[

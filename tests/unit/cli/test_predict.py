@@ -53,7 +53,7 @@ def test_every_option_goes_to_predict_under_the_name_it_knows(run, asked):
     code, _, err = run(
         "mlp", *V100, "--mode", "training", "--dtype", "float16", "--objective", "latency", "--tolerance", "0.05",
         "--batch-sizes", "32,64", "--max-batch-size", "512", "--memory-limit", "8GiB", "--latency-limit", "0.5",
-        "--optimizer", "adam", "--library", "cubatch", "--recompute", "--anchors", "a.json", "--anchors", "b.json",
+        "--optimizer", "a:adam", "--library", "cubatch", "--recompute", "--anchors", "a.json", "--anchors", "b.json",
         "--experimental", "norm_sums, space_to_depth",
     )  # fmt: skip
     assert (code, err) == (0, "")
@@ -62,7 +62,7 @@ def test_every_option_goes_to_predict_under_the_name_it_knows(run, asked):
     assert options == {
         "device": "v100-sxm2-16gb", "mode": "training", "dtype": "float16", "objective": "latency", "tolerance": 0.05,
         "batch_sizes": [32, 64], "max_batch_size": 512, "memory_limit": "8GiB", "latency_limit": 0.5,
-        "optimizer": "adam", "library": "cubatch", "recompute": True, "anchors": ["a.json", "b.json"],
+        "optimizer": "a:adam", "library": "cubatch", "recompute": True, "anchors": ["a.json", "b.json"],
         "experimental": ["norm_sums", "space_to_depth"],
     }  # fmt: skip
 

@@ -66,6 +66,7 @@ REFUSED = [
     (f"{PREDICT} --library im2col", 2, "im2col"),
     (f"{PREDICT} --dtype float8", 2, "float8"),
     (f"{PREDICT} --dtype tf32", 2, "use --dtype float32 or float16"),
+    (f"{PREDICT} --mode training --optimizer adagrad", 2, "--optimizer must be one of sgd, momentum, adam"),
     (f"{PREDICT} --json nowhere/a.png", 2, "nowhere"),
     (f"{PREDICT} --plot nowhere/a.png", 2, "nowhere"),
     (f"{PREDICT} --memory-limit 1KiB", 1, "1.00 KiB"),
