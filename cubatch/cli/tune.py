@@ -149,8 +149,10 @@ def tune(
         if partial is not None:
             _show(partial, json)
         is_kept = getattr(stop, "is_kept", not no_store)
+        is_timed = not isinstance(partial, TuningResult) or partial.largest_measured is not None
         resume = f"cached; repeat the command{' without --fresh' if fresh else ''} to continue"
-        console.say(f"cubatch: interrupted; the timings are {resume if is_kept else 'not cached'}")
+        timings = f"; the timings are {resume if is_kept else 'not cached'}" if is_timed else " before the first timing"
+        console.say(f"cubatch: interrupted{timings}")
         raise typer.Exit(console.INTERRUPTED) from stop
     _show(result, json)
     if isinstance(result, TuningResult):

@@ -45,7 +45,7 @@ def _judge_unmeasured(state: SearchState, n: int) -> Outcome:
         how = "already takes longer" if best else "breaks the latency limit"
         return Outcome(n, "dropped", f"batch size {slower[0]}, which is smaller, {how}")
     if best is None or not state.extends:
-        text = f"the budget of {format_seconds(state.budget)} is too little for a trial of this size"
+        text = f"the budget of {format_seconds(state.budget)} left no time for a trial of this size"
         return Outcome(n, "not_run", text, {"limit": "budget"})
     if not state.is_accepted(n):
         return Outcome(n, "dropped", "sizes with the same divisors raised an error", {"limit": "divisors"})

@@ -34,6 +34,7 @@ _REMEDIES = {
     "interrupted": "Run it again: it continues from its timings if they are cached.",
 }
 _ALL_FAILED = "Fix the error: every size that was tried raised one."
+_UNTRIED = " If only multiples of a number are valid, state it with multiple_of."
 _NO_ANSWER = "no batch size can be recommended"  # some were measured, and are over a limit
 _NO_FACTS = SubjectFacts()
 _SPENT = ("visits", "prepare_seconds", "warmup_seconds", "query_seconds", "first_seconds")
@@ -275,7 +276,7 @@ def _nothing(measurements: Sequence[Measurement], goal: Goal) -> NothingMeasured
     reason = explain.count_statuses(measurements, {"latency_seconds": goal.latency_limit}) or "there are no candidates"
     untried = {"dropped", "not_run"}
     if "error" in statuses and statuses <= {"error", *untried} and not any(m.latency_seconds for m in measurements):
-        return NothingMeasured(reason, _ALL_FAILED)
+        return NothingMeasured(reason, _ALL_FAILED + _UNTRIED * ("not_run" in statuses))
     if "error" in statuses:  # a larger budget does not help
         statuses.discard("not_run")
     over = [m.exceeds(goal.latency_limit) for m in measurements if m.status == "over_limit"]

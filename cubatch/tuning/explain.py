@@ -107,9 +107,7 @@ def headline(result: TuningResult, posterior: Posterior) -> str:
     value = f"{_value(result, n)}{_doubt(result, chosen)}"
     if not is_compared(result):
         return _not_compared(result, n, value)
-    step = chosen.samples_per_second or 0.0
-    differs = abs(result.loop_rates.get(n, step) - step) > (result.tolerance or 0.0) * step
-    is_loop = result.decided_by == "loader" or (result.objective == "throughput" and differs)
+    is_loop = _is_loop(result)
     if current is not None or is_loop:
         return _in_loop(result, chosen) if is_loop else _against_current(result, posterior, current or 0, value)
     if len(result.sizes) == 1:
@@ -125,6 +123,13 @@ def headline(result: TuningResult, posterior: Posterior) -> str:
         )
         return f"Use batch size {n}: {value}{why}. {alike_}"
     return f"Use batch size {n}: {value}, {_rank(result, n)}."
+
+
+def _is_loop(result: TuningResult) -> bool:
+    """Return whether the recommendation is explained by rates of the loop with the data loader, not of the step."""
+    step, loop = result.step_samples_per_second or 0.0, result.samples_per_second
+    differs = loop is not None and abs(loop - step) > (result.tolerance or 0.0) * step
+    return result.decided_by == "loader" or (result.objective == "throughput" and differs)
 
 
 def _not_compared(result: TuningResult, n: int, value: str) -> str:
@@ -347,7 +352,7 @@ def _doubt(result: TuningResult, chosen: Measurement) -> str:
     timings = len(chosen.timings_seconds)
     width = None if result.decided_by == "loader" else chosen.half_width  # it is the error of the step
     words = [
-        f"± {format_tenths(width)}" if width is not None else "",
+        f"± {format_tenths(width)}{' assumed' if timings == 1 else ''}" if width is not None else "",
         _count(timings) if timings < MIN_ROUNDS else "",
         "a guess: raise budget" if (width or 0.0) > _GUESS_SHARE else "",
         "on a busy machine" if result.disturbed else "",
@@ -362,6 +367,11 @@ def _equal(result: BatchSizeResult) -> list[int]:
 
 def _fastest(result: TuningResult) -> list[str]:
     n, fastest, equal = result.batch_size or 0, result.fastest_batch_size or 0, _equal(result)
+    if _is_loop(result):
+        rates = result.loop_rates
+        fastest = max(rates, key=lambda m: (rates[m], m))
+        best, share = format_objective(rates[fastest], "throughput"), format_percent(rates[n] / rates[fastest])
+        return [f"The best loop reaches {best} at {fastest}; that of {n} reaches {share} of it."] * (n != fastest)
     if n == fastest:
         return []
     sentences = [f"The best is {_value(result, fastest)} at {fastest}; {n} reaches {_share(result, n)} of it."]
@@ -402,9 +412,13 @@ def _at_chosen(chosen: Measurement) -> list[str]:
 
 
 def _noisy(result: TuningResult) -> list[str]:
-    width = result.sizes[result.fastest_batch_size or 0].half_width or 0.0
+    fastest = result.sizes[result.fastest_batch_size or 0]
+    width = fastest.half_width or 0.0
     if width <= NOISY_SHARE:
         return []
+    if len(fastest.timings_seconds) == 1:
+        text = f"The fastest size has one timing (± {format_tenths(width)}), so other sizes may be as good"
+        return [f"{text}. Measure again with a larger budget."]
     more = " or with a larger budget" if result.decided_by == "budget" else ""
     text = f"Timings vary widely (± {format_tenths(width)} at the fastest size), so other sizes may be as good"
     return [f"{text}. Measure again on a quiet machine{more}."]
@@ -550,7 +564,9 @@ def predicted(forecast: Forecast, sharpened: Sharpened) -> tuple[str, ...]:
     ends = (forecast.sizes[n].value(forecast.objective) or (0.0, 0.0, 0.0))[1:]
     low, high = (format_value(end, forecast.objective) for end in ends)
     value = f"{_value(forecast, n)} (90 % interval {low} to {high})"
-    rank = _rank(forecast, n) if len(forecast.seconds) > 1 else "the only size within the limits"
+    is_alone = len(forecast.sizes) == 1 and forecast.decided_by == "batch_sizes"
+    alone = "the only size requested" if is_alone else "the only size within the limits"
+    rank = _rank(forecast, n) if len(forecast.seconds) > 1 else alone
     groups = alike(forecast.passes)
     return (
         f"Predicted, not measured: use batch size {n}: {value}, {rank}.",

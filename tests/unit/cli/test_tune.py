@@ -17,8 +17,8 @@ def test_tune_passes_every_option_on_under_the_name_that_autotune_knows(run, aut
     code, _, err = run(
         "tune", "lenet5", "--device", "cpu", "--devices", "cpu,cpu", "--mode", "training", "--dtype", "float16",
         "--objective", "latency", "--tolerance", "0.05", "--batch-sizes", "32,64", "--max-batch-size", "512",
-        "--memory-limit", "8GiB", "--latency-limit", "0.5", "--optimizer", "adam", "--library", "im2col", "--recompute",
-        "--current", "48", "--budget", "7", "--no-isolate", "--no-store", "--seed", "3",
+        "--memory-limit", "8GiB", "--latency-limit", "0.5", "--optimizer", "a:adam", "--library", "im2col",
+        "--recompute", "--current", "48", "--budget", "7", "--no-isolate", "--no-store", "--seed", "3",
     )  # fmt: skip
 
     assert (code, err) == (0, "")
@@ -29,7 +29,7 @@ def test_tune_passes_every_option_on_under_the_name_that_autotune_knows(run, aut
         "tolerance": 0.05,
         "batch_sizes": [32, 64], "max_batch_size": 512, "current": 48,
         "multiple_of": 1, "divides": None, "memory_limit": "8GiB", "latency_limit": 0.5,
-        "optimizer": "adam", "library": "im2col", "recompute": True, "budget": 7.0, "isolate": False, "store": False,
+        "optimizer": "a:adam", "library": "im2col", "recompute": True, "budget": 7.0, "isolate": False, "store": False,
         "seed": 3, "dims": None,
     }  # fmt: skip
 
@@ -129,6 +129,16 @@ def test_interrupted_tuning_shows_what_there_is_and_exits_with_130(run, autotune
     assert "3 000" in out
     assert "The curve is flat from batch 64 on." in out
     assert err == "cubatch: interrupted; the timings are cached; repeat the command to continue\n"
+
+
+def test_no_timing_is_called_cached_where_none_was_taken(run, autotune):
+    """Interrupted before the first one, with the table of what was planned."""
+    stop = KeyboardInterrupt()
+    untimed = tuned(batch_size=None, fastest_batch_size=None, decided_by=None, largest_measured=None)
+    stop.partial, stop.is_kept = TuningResult.from_json(json.dumps(untimed)), True
+    autotune.error = stop
+
+    assert run("tune", "mlp")[2] == "cubatch: interrupted before the first timing\n"
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_without_an_answer_what_lies_above_a_broken_limit_is_dropped() -> None:
     found = judge({8: record(8, [[0.9] * 3])}, ladder=[4, 8, 16], goal=Goal(latency_limit=0.5))
     assert found[16] == Outcome(16, "dropped", "batch size 8, which is smaller, breaks the latency limit")
     assert found[4] == Outcome(
-        4, "not_run", "the budget of 60.0 s is too little for a trial of this size", {"limit": "budget"}
+        4, "not_run", "the budget of 60.0 s left no time for a trial of this size", {"limit": "budget"}
     )
     assert {verdict.status for verdict in judge({}).values()} == {"not_run"}
 
@@ -101,7 +101,7 @@ def test_a_size_asked_for_that_the_budget_did_not_hold_is_not_run() -> None:
     """Nobody drops by a guess what was asked for by name."""
     found = judge({1: line(1)}, ladder=[1, 512], extends=False, left=0.1)
     assert found[512] == Outcome(
-        512, "not_run", "the budget of 60.0 s is too little for a trial of this size", {"limit": "budget"}
+        512, "not_run", "the budget of 60.0 s left no time for a trial of this size", {"limit": "budget"}
     )
 
 

@@ -105,10 +105,13 @@ def test_nothing_to_choose_from_says_how_every_size_ended() -> None:
         Outcome(16, "not_run", "too slow"),
         Outcome(32, "not_run", "slower"),
     )
-    with pytest.raises(NothingMeasured) as caught:
-        answers.answer([Candidate(n) for n in (8, 16, 32)], Measured(outcomes=outcomes), goal=Goal(), setting={})
-    assert caught.value.reason == "error: 8 (ValueError: no); not run: 16 and 32 (16: too slow)"
-    assert caught.value.remedy == "Fix the error: every size that was tried raised one."
+    for some, remedy in ((outcomes, "state it with multiple_of."), (outcomes[:1], "was tried raised one.")):
+        with pytest.raises(NothingMeasured) as caught:
+            answers.answer([Candidate(o.batch_size) for o in some], Measured(outcomes=some), goal=Goal(), setting={})
+        assert ("not run: 16 and 32 (16: too slow)" in caught.value.reason) == (some is outcomes)
+        assert caught.value.reason.startswith("error: 8 (ValueError: no)")
+        assert caught.value.remedy.startswith("Fix the error: every size that was tried raised one.")
+        assert caught.value.remedy.endswith(remedy)
 
 
 @pytest.mark.case("titan-x-test-batch")
@@ -244,6 +247,18 @@ def test_only_a_budget_that_stopped_it_is_said_to_help_against_noise() -> None:
     assert not any("budget" in reason for reason in answer_of({8: noisy, 16: noisy}).reasons)
     cut = answer_of({8: noisy, 16: noisy, 32: []}, {32: "not_run"})
     assert any("larger budget" in reason for reason in cut.reasons)
+
+
+@pytest.mark.parametrize(("second", "word"), [((), "one timing"), ((5.0,), "vary widely")])
+def test_a_single_timing_is_not_said_to_vary(second: tuple[float, ...], word: str) -> None:
+    """The interval of the only timing comes from the scatter of other sizes."""
+    noisy = [1.0, 1.6, 1.0, 1.6, 1.0, 1.6, 1.0]
+    found = answer_of(
+        {8: noisy, 16: [2.0, 1.5, 3.0], 64: [3.0, *second], 128: []}, {128: "not_run"}, Goal(tolerance=0.0)
+    )
+    (sentence,) = (reason for reason in found.reasons if "other sizes may be as good" in reason)
+    assert found.fastest_batch_size == 64
+    assert word in sentence
 
 
 def test_a_trial_that_would_have_fitted_is_explained():

@@ -106,6 +106,19 @@ def test_memory_decides_only_where_the_list_leaves_out_nothing_that_fits():
     assert (sole.batch_size, sole.decided_by) == (1, "memory")
 
 
+@pytest.mark.parametrize(
+    ("options", "rank"),
+    [
+        ({"batch_sizes": [8]}, "the only size requested."),
+        ({"batch_sizes": [8, 2**20], "memory_limit": "1MiB"}, "the only size within the limits."),
+        ({"max_batch_size": 1}, "the only size within the limits."),
+    ],
+)
+def test_a_size_that_is_alone_is_called_so_for_its_reason(options, rank):
+    """A list of one size is no limit."""
+    assert predict("mlp", device="v100-sxm2-16gb", **options).reasons[0].endswith(rank)
+
+
 def test_the_ladder_ends_at_memory_or_at_what_is_allowed():
     """Without a list of sizes: the plan's limit, or max_batch_size below it; where they are one, what was asked."""
     growing = predict("mlp", device=V100, max_batch_size=64, tolerance=0.0)
