@@ -136,7 +136,8 @@ def _example(input_shape: str | None, example_inputs: str | None) -> Any:
 @contextlib.contextmanager
 def _name_options(input_shape: str | None) -> Iterator[None]:
     """Raise errors of the block again with remedies that name options; `input_shape` is None if it was not given."""
-    from cubatch.tuning.subjects.bounded_subject import INPUTS, LOSS
+    from cubatch.frameworks.batch_sources import INPUTS
+    from cubatch.tuning.subjects.bounded_subject import LOSS
 
     remedy = "--example-inputs takes a function that returns a batch of tensors, or a tuple or dict of tensors."
     if input_shape is not None:

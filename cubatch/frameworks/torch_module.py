@@ -16,6 +16,7 @@ from cubatch.errors import CubatchError, InvalidArgument
 from cubatch.estimate.operators import Operator
 from cubatch.frameworks import garbage, module_footprint, module_source, torch_memory
 from cubatch.frameworks.attributes import kept_attributes
+from cubatch.frameworks.batch_sources import INPUTS
 from cubatch.frameworks.lazy_torch import torch
 from cubatch.frameworks.module_footprint import ModuleFootprint
 from cubatch.frameworks.module_runner import ModuleRunner, channels_last
@@ -220,7 +221,7 @@ class TorchModule:
             return InvalidArgument("module", given, allowed, remedy)
         names = {id(part): name for name, part in self._bare.named_modules() if name}
         owners = [id(frame.f_locals.get("self")) for frame, _ in traceback.walk_tb(error.__traceback__)]
-        remedy = f"It raised {first_line(error)}."
+        remedy = f"It raised {first_line(error)}." + f" {INPUTS}" * (self._inputs.source is None)
         if name := next((names[owner] for owner in reversed(owners) if owner in names), ""):
             remedy += f" If submodule {name} reads data, replace it with opaque={{{name!r}: function}} {where}."
         return InvalidArgument("module", self.name, allowed, remedy)

@@ -267,6 +267,15 @@ def test_inputs_that_do_not_fit_are_told_by_the_option(run, model, asked, wrong,
     assert "loss is called" not in err
 
 
+@pytest.mark.parametrize("model", ["of_users:build"], indirect=True)
+@pytest.mark.parametrize("command", ["memory", "predict"])
+def test_a_shape_of_other_axes_is_told_where_a_step_is_traced(run, model, command):
+    """No step runs: a convolution of the trace names the channels, and the message how the option was read."""
+    code, _, err = run(command, model, "--library", "torch", "--input-shape", "3,16,12", "--device", "t4")
+    assert code == 2
+    assert "--input-shape 3,16,12 means H,W,C: height 3, width 16, 12 channels" in " ".join(err.split())
+
+
 def test_a_model_that_names_no_function_is_told_before_its_inputs(run):
     """Shapes would help nobody: a network by name and a spec file are no modules."""
     code, _, err = run("tune", "resnet18", *TORCH)

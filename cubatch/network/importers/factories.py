@@ -17,6 +17,10 @@ from cubatch.network.importers.torch_export import CannotTrace, from_torch
 from cubatch.network.layer import Layer
 
 USUAL_INPUT = (224, 224, 3)
+_OTHER_INPUTS = (
+    "A module with several inputs, or none of images, needs its batches: --library torch with --batches or "
+    "--example-inputs (tune, memory, predict)."
+)
 
 
 def call_factory(text: str, *, input_shape: Extents | None = None, opaque: bool = False) -> Spec:
@@ -46,12 +50,13 @@ def call_factory(text: str, *, input_shape: Extents | None = None, opaque: bool 
         origin = "was given as" if input_shape else "is assumed to be"
         shape_note = (
             f"One sample {origin} {','.join(map(str, extents))} (height, width, channels; PyTorch has channels first); "
-            "for another shape give --input-shape H,W,C (input_shape)."
+            "for another shape give input_shape=(h, w, c), as an option --input-shape H,W,C."
         )
         try:
             network = _trace(built, extents, opaque=opaque)
         except CannotTrace as error:
-            raise CannotTrace(error.field, error.value, error.allowed, f"{error.remedy} {shape_note}") from error
+            remedy = f"{error.remedy} {shape_note} {_OTHER_INPUTS}"
+            raise CannotTrace(error.field, error.value, error.allowed, remedy) from error
         if input_shape is None:
             warnings.warn(shape_note, stacklevel=2)
         with warnings.catch_warnings(action="ignore", category=SuspiciousSpec):  # the import has issued it already

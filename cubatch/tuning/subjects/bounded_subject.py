@@ -11,6 +11,7 @@ import attrs
 from cubatch import checks
 from cubatch.errors import DoesNotFit, InvalidArgument
 from cubatch.frameworks import loader_rate, page_faults
+from cubatch.frameworks.batch_sources import INPUTS
 from cubatch.frameworks.loader_rate import LoaderRate
 from cubatch.frameworks.pinned_instances import PinnedInstances
 from cubatch.frameworks.remote_bounded_runner import RemoteBoundedRunner
@@ -34,13 +35,8 @@ _LEAST_TRACE_SECONDS, _TRACE_SHARE = 5.0, 0.25  # seconds and share of the budge
 _LOOK_SHARE = 0.05
 """Share of the budget for steps of small sizes, from which the memory of larger ones is predicted."""
 
-INPUTS = (
-    "batches is the shape of one sample without the batch, such as (3, 224, 224), where PyTorch has channels "
-    "first; or a batch of tensors, those of several arguments in a tuple or, by name, a dict. A list is one argument: "
-    "pass the batch of a data loader as tuple(batch), or the loader itself."
-)
 LOSS = " loss is called with the module's output and returns a scalar."
-"""Both name arguments of the Python function; the command line replaces them by its options."""
+"""It names an argument of the Python function; the command line leaves it out."""
 
 _CACHED_FACTS = {"memory_bytes", "largest_batch_size", "first", "dtype"}
 """What must be cached with a ladder for it to be used again."""
