@@ -19,6 +19,7 @@ from cubatch.frameworks.batch_sources import Source
 from cubatch.frameworks.input_growth import ROWS, Growth, Path, by_difference, of_example
 from cubatch.frameworks.input_objects import children, copied, is_holder, tensors_in
 from cubatch.frameworks.lazy_torch import torch
+from cubatch.frameworks.torch_state import kept_random_state
 from cubatch.measure.runner import Remark
 from cubatch.units import join_words
 from cubatch.user_code import takes
@@ -431,17 +432,20 @@ def _drawn(source: Source, sizes: Sequence[int]) -> dict[int, Any]:
 
 def are_alike(sources: Sequence[Source], batch_size: int) -> bool:
     """
-    Return whether two sources make batches of equal shapes, with equal values other than tensors.
+    Return whether two sources make equal batches from the same state of the random generators.
 
     It is False if a source fails, or if the batches cannot be compared.
     """
 
-    def outline(tensor: Any) -> Any:
-        return tuple(tensor.shape) if tensor.ndim else tensor.item()
+    def contents(tensor: Any) -> Any:  # lengths and masks of equal shape may be of other samples
+        return tensor.shape, tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
 
-    with torch.random.fork_rng(devices=[]), contextlib.suppress(Exception):  # any error of a user's function
-        first, second = (_mapped(source(batch_size), outline) for source in sources)
-        return bool(first == second)
+    made = []
+    with contextlib.suppress(Exception):  # any error of a user's function
+        for source in sources:
+            with kept_random_state():
+                made.append(_mapped(source(batch_size), contents))
+        return bool(made[0] == made[1])
     return False
 
 

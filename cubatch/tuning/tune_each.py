@@ -47,8 +47,8 @@ def autotune_extents(
             length.
 
     Raises:
-        InvalidArgument: If an argument is out of range, or does not apply. Also if `batches` makes inputs of equal
-            shapes at the smallest and the largest extent.
+        InvalidArgument: If an argument is out of range, or does not apply. Also if `batches` makes equal inputs
+            at the smallest and the largest extent.
         CubatchError: The first error, if no extent could be tuned.
         KeyboardInterrupt, or an exception that `progress` raises: `partial` is the ExtentsResult so far.
 

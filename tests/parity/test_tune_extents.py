@@ -80,12 +80,14 @@ def test_an_argument_out_of_range_is_named(extents, given, field):
 
 
 def test_inputs_that_do_not_depend_on_the_axis_are_refused():
-    """Rates at 8 and 16 tokens would be those of one shape; a scalar or a number may be the extent."""
+    """Rates at 8 and 16 tokens would be those of one input; a scalar, a number, lengths or a mask may be the extent."""
     with pytest.raises(cb.InvalidArgument, match="inputs that are the same at sequence=8 and sequence=16"):
         cb.autotune_extents(Decoder(), {"sequence": (8, 16)}, batches=lambda n, sequence: batches(n), budget=1.0)
     for make in (
         lambda n, steps: {"x": batches(n), "steps": steps},
         lambda n, steps: (batches(n), torch.tensor(steps)),
+        lambda n, steps: (torch.randn(n, 16, 2), torch.full((n,), steps)),
+        lambda n, steps: (torch.randn(n, 16, 2), torch.arange(16).expand(n, 16) < steps),
     ):
         assert are_alike([functools.partial(make, steps=8)] * 2, 4)
         assert not are_alike([functools.partial(make, steps=8), functools.partial(make, steps=16)], 4)
