@@ -379,7 +379,7 @@ def check_kind(mode: str, loss: object, optimizer: object, autocast: str | None)
         raise InvalidArgument("loss", loss, allowed, remedy)
     if loss is not None and mode == "inference":
         raise InvalidArgument("loss", loss, "left out in inference, which has none", "Or pass mode='training'.")
-    is_own = callable(optimizer) and takes(optimizer, 1)
+    is_own = callable(optimizer) and takes(optimizer, 1, follow_wrapped=False)  # a decorator may add arguments
     if not (is_own or _is_name(optimizer) or (isinstance(optimizer, str) and optimizer in OPTIMIZERS)):
         raise InvalidArgument(
             "optimizer", optimizer, f"one of {', '.join(OPTIMIZERS)}, or a function of parameters or its name"
