@@ -95,6 +95,7 @@ def predict(
         recompute: As for `autotune`.
         experimental: For library "cubatch" only: names of kernels that no GPU has run yet, listed in
             docs/method/kernels.md. A name without effect on the network or GPU is ignored.
+            So is "reversed_sums", since the time model has no cache.
         loss, autocast, accumulate, constant_inputs: For a module only: as for `autotune_module`.
         opaque: For a module only: as for `footprint`. A function takes the time of its operators.
 
