@@ -360,7 +360,9 @@ class Stopwatch:
         if reading.seconds * repeats > limit and not is_first:
             raise TimedOut(f"batch size {self._prepared}", limit)
         before_seconds, after_seconds = reading.reference_before_seconds, reading.reference_after_seconds
-        if before_seconds is not None and after_seconds is not None:  # the faster block: interference slows one
+        if before_seconds is None or after_seconds is None:  # none is held, or no longer: a new worker could not
+            self.around_seconds = 0.0
+        else:  # the faster block: interference slows one
             self.around_seconds = (2 * self._reference_repeats + 1) * min(before_seconds, after_seconds)
         self._clocks.see(self._prepared, reading.sm_clock_mhz)
         self._first_seconds.setdefault(self._prepared, reading.seconds)

@@ -140,6 +140,7 @@ def test_the_stopwatch_holds_blocks_of_about_ten_milliseconds(step_seconds: floa
     stopwatch.run_trial(4, first_round=0, likely=None, keep=timings.append)
     assert runner.session.prepared == [4, 4]
     assert {timing.repeats for timing in timings} == {13}  # of 4 ms: with a reference step, 50 ms or more
+    assert stopwatch.around_seconds == 0  # these sessions run no reference steps, as a new worker that cannot
 
 
 def test_reference_blocks_are_expected_to_last_as_they_did() -> None:
