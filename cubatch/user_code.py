@@ -130,5 +130,5 @@ def takes(function: Any, count: int, *, follow_wrapped: bool = True) -> bool:
 
 def is_torch_module(value: object) -> bool:
     """Return whether a value is a PyTorch module; nothing is if PyTorch has not been imported."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.nn.Module)
+    nn = sys.modules.get("torch.nn")
+    return nn is not None and isinstance(value, nn.Module)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.fit_ours import KINDS
-from benchmarks.predictor.score_modules import RESULTS
+from benchmarks.fit_predictor import RESULTS
 from benchmarks.provenance import provenance, write
 from cubatch.estimate.predictions import UNSCALED
 from cubatch.estimate.vendor.fitted import LAUNCH_MICROSECONDS
@@ -27,7 +27,7 @@ from cubatch.estimate.vendor.vendor_model import vendor_parts
 from cubatch.hardware import catalogue
 from cubatch.network.passes import Pass
 
-PASS = RESULTS / "h200-sxm" / "2026-11-26-2572091.json"
+PASS = RESULTS.parent / "h200-sxm" / "2026-11-26-2572091.json"
 _TENSOR = "float16"
 _LAYOUTS = {"float16": "NHWC", "float32": "NCHW"}
 """Layout of images by type, as PyTorch takes them without a conversion."""

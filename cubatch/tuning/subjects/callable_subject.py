@@ -69,4 +69,4 @@ def _growth(measured: Measured) -> Iterator[Note]:
     small, large = (sizes[0], sizes[-1]) if falls else (low[(len(low) - 1) // 2], high[0])
     if falls or seconds[large] < _EQUAL * seconds[small]:
         values = {"small": small, "first_seconds": seconds[small], "large": large, "last_seconds": seconds[large]}
-        yield note("step_time_falls" if falls else "step_time_stays", **values)
+        yield note("step_time_falls", **values) if falls else note("step_time_stays", **values)

@@ -427,10 +427,11 @@ def test_what_make_step_raises_is_not_touched():
 def test_a_callable_that_hangs_is_told(monkeypatch, where):
     """The one that does not come back, while it does not; nothing ends it, and once it is back the run goes on."""
     told, messages, before = threading.Event(), [], threading.active_count()
+    what = "a step of" if where == "step" else "preparing"
 
     def warn(text, *values):
         messages.append(text % values)
-        if "batch size 4" in messages[-1]:
+        if messages[-1].startswith(f"{what} batch size 4"):
             told.set()
 
     monkeypatch.setattr(stopwatch, "HANG_SECONDS", 0.01)
@@ -442,7 +443,6 @@ def test_a_callable_that_hangs_is_told(monkeypatch, where):
         return (lambda: told.wait(60)) if n == 4 and where == "step" else lambda: sum(range(100 * n))
 
     result = autotune_callable(make_step, max_batch_size=8, batch_sizes=[1, 4, 8], device="cpu", budget=5.0)
-    what = "a step of" if where == "step" else "preparing"
     assert any(
         message.startswith(f"{what} batch size 4 has not returned for ") and "Ctrl-C" in message for message in messages
     )
