@@ -16,7 +16,7 @@ from cubatch.network import models
 from cubatch.tuning import notes
 
 PACKAGE = Path(cb.__file__).parent
-MOST_STOPS, MOST_CLIMBS = 58, 3
+MOST_STOPS, MOST_CLIMBS = 60, 3
 LIBRARIES = ("cubatch.",)
 
 
