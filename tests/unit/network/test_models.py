@@ -223,7 +223,7 @@ def test_what_is_no_spec_names_the_function_that_takes_it(monkeypatch: pytest.Mo
     class Module:
         pass
 
-    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(nn=types.SimpleNamespace(Module=Module)))
+    monkeypatch.setitem(sys.modules, "torch.nn", types.SimpleNamespace(Module=Module))
     with pytest.raises(InvalidArgument, match=r"autotune_module\(module"):
         models.resolve(Module())  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match=r"autotune_callable\(make_step\)"):
