@@ -90,7 +90,7 @@ _MODEL_NOTES = {
 }
 """Sentences of `ModelNote`, by code."""
 _COUNTED = ("counted_clocks", "fitted_on_h200")
-_UNTRIED = "Predicted with experimental kernels where they apply, off elsewhere, since no GPU has run them yet: {}."
+_UNTRIED = "Experimental kernels count where they apply: {}. By default they are off, because no GPU has run them yet."
 MEMORY_OF_ENGINE = "Memory is planned for cubatch's own engine; a framework takes more, so that less fits."
 MEMORY_OF_MODULE = "Memory is that of the step's tensors; workspaces and unused blocks of the allocator come on top."
 

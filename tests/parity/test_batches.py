@@ -404,7 +404,7 @@ class Reshaped(nn.Module):
     ],
     ids=[
         "fixed batch size", "mean over the batch", "fixed rows", "fixed rows and columns", "fewer rows",
-        "several losses and fixed rows", "rows", "batch as axis 1", "packed", "rows beside a mean", "a list of samples",
+        "several losses and fixed rows", "rows", "batch as axis 1", "packed", "rows and a mean", "a list of samples",
         "several losses", "its own loss", "rows that depend on data",
     ],
 )  # fmt: skip

@@ -175,13 +175,18 @@ def test_a_size_that_was_compared_with_none_takes_no_place_of_the_users(tmp_path
     assert (data.batch_size, finder.optimal_batch_size, set(model.seen_by_fit)) == (2, None, {2})
 
 
-def test_the_log_names_the_size_that_a_target_is_divided_into(tmp_path, monkeypatch):
-    """Of a target of 12 after 8 was recommended: 6, the largest divisor, twice; 8 is not named."""
-    found = result_of(
+@pytest.fixture
+def recommends_eight(monkeypatch):
+    """Let every search of the finder recommend 8, after 1 and 8 took equally long."""
+    result = result_of(
         mode="training", measurements=[measurement(1, 0.01), measurement(8, 0.01)], batch_size=8, decided_by="plateau",
         reasons=["Use batch size 8."],
     )  # fmt: skip
-    monkeypatch.setattr(CubatchBatchSizeFinder, "_tuned", lambda *_: found)
+    monkeypatch.setattr(CubatchBatchSizeFinder, "_tuned", lambda *_: result)
+
+
+def test_the_log_names_the_size_that_a_target_is_divided_into(recommends_eight, tmp_path, monkeypatch):
+    """Of a target of 12 after 8 was recommended: 6, the largest divisor, twice; 8 is not named."""
     logged = []
     monkeypatch.setattr("lightning.pytorch.utilities.rank_zero.rank_zero_info", logged.append)
     data, loop = Data(), trainer(tmp_path, CubatchBatchSizeFinder(target_batch_size=12, **SHORT), limit_val_batches=0)
@@ -191,13 +196,8 @@ def test_the_log_names_the_size_that_a_target_is_divided_into(tmp_path, monkeypa
     assert "Of the sizes that divide 12, up to the largest measured, 8, 6 " in line
 
 
-def test_a_target_that_is_divided_badly_is_warned_of(tmp_path, monkeypatch):
+def test_a_target_that_is_divided_badly_is_warned_of(recommends_eight, tmp_path):
     """11 is a prime above the 8 that was measured: batches of 1 have an eighth of the throughput."""
-    found = result_of(
-        mode="training", measurements=[measurement(1, 0.01), measurement(8, 0.01)], batch_size=8, decided_by="plateau",
-        reasons=["Use batch size 8."],
-    )  # fmt: skip
-    monkeypatch.setattr(CubatchBatchSizeFinder, "_tuned", lambda *_: found)
     loop = trainer(tmp_path, CubatchBatchSizeFinder(target_batch_size=11, **SHORT), limit_val_batches=0)
     with pytest.warns(UserWarning, match=r"at 12.5 % of the throughput of batch size 8.*not measured: 11\."):
         loop.fit(Counter(), datamodule=Data())
