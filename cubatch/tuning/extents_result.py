@@ -15,7 +15,7 @@ from cubatch.errors import InvalidArgument
 from cubatch.shown import Shown
 from cubatch.tuning import length_plan
 from cubatch.tuning.length_plan import LengthPlan
-from cubatch.tuning.results import TuningResult
+from cubatch.tuning.results import BUSY_MACHINE, TuningResult
 from cubatch.units import join_words
 
 _OPTIONS = ("max_batch_size", "batch_sizes", "budget")
@@ -110,6 +110,8 @@ class ExtentsResult(Shown):
         """
         Return ways to form batches of samples of these lengths, the one with most tokens (no padding) per second first.
 
+        The longest samples have at most the largest batch size that was measured at their extent.
+
         Args:
             lengths: The length of each sample of your data, in tokens.
             seed: Seed of the random order.
@@ -120,7 +122,8 @@ class ExtentsResult(Shown):
         """
         checks.check_kind("lengths", lengths, Iterable, "the length of each sample")
         ascending = sorted(
-            checks.check_whole("lengths", length.item() if hasattr(length, "item") else length) for length in lengths
+            checks.check_whole("lengths", length.item() if hasattr(length, "item") and np.ndim(length) == 0 else length)
+            for length in lengths
         )
         if not ascending:
             raise InvalidArgument("lengths", [], "the length of at least one sample")
@@ -128,7 +131,16 @@ class ExtentsResult(Shown):
         measured = {extent: sorted(result.loop_rates) for extent, result in self.results.items()}
         chosen = {extent: n or self._fastest(extent) for extent, n in self.batch_sizes.items()}
         seed = checks.check_whole("seed", seed, least=0)
-        return length_plan.plan(self.axis, ascending, rate_at=self.rate_at, measured=measured, chosen=chosen, seed=seed)
+        plan = length_plan.plan(self.axis, ascending, rate_at=self.rate_at, measured=measured, chosen=chosen, seed=seed)
+        undecided = [str(extent) for extent, n in self.batch_sizes.items() if n is None]
+        doubts = [f"Rates at {join_words(undecided)} are rough: there is no recommendation."] if undecided else []
+        doubts += [BUSY_MACHINE] if self.on_busy_machine else []
+        return attrs.evolve(plan, reasons=tuple(doubts))
+
+    @property
+    def on_busy_machine(self) -> bool:
+        """Whether other processes used the machine while steps were timed, at any extent."""
+        return any(result.disturbed for result in self.results.values())
 
     def _fastest(self, extent: int) -> int:
         rates = self.results[extent].loop_rates

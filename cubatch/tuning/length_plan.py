@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import attrs
@@ -47,11 +48,13 @@ class LengthPlan(Shown):
         axis: Name of the axis along which lengths differ.
         num_samples: Number of samples.
         ways: Each way at its best batch size, the fastest first.
+        reasons: Sentences for a user: what makes the rates doubtful, if anything.
     """
 
     axis: str
     num_samples: int
     ways: tuple[Batching, ...]
+    reasons: tuple[str, ...] = ()
 
     @property
     def best(self) -> Batching:
@@ -70,14 +73,17 @@ def plan(
         axis: Name of the axis, for the result.
         lengths: The length of each sample, ascending; at least one.
         rate_at: Returns samples per second at an extent and a batch size.
-        measured: The measured batch sizes of each extent, ascending.
+        measured: The measured batch sizes of each extent; at least one at the smallest extent that holds all lengths.
         chosen: The recommended batch size of each extent, by ascending extent; the fastest where none is recommended.
         seed: Seed of the random order.
     """
     shuffled = np.random.default_rng(seed).permutation(np.asarray(lengths)).tolist()
-    longest = lengths[-1]
-    sizes = sorted({n for each in measured.values() for n in each})
-    budgets = sorted({extent * n for extent, each in measured.items() for n in each if extent * n >= longest})
+    longest, rate_at = lengths[-1], functools.cache(rate_at)
+    padded = min(extent for extent in measured if extent >= longest)
+    most = max(measured[padded])  # larger batches of the longest samples were not measured, and may not fit
+    sizes = sorted({n for each in measured.values() for n in each if n <= most})
+    positions = {extent * n for extent, each in measured.items() for n in each}
+    budgets = sorted(each for each in positions if longest <= each <= padded * most)
 
     def fastest(ways: Iterable[Batching]) -> Batching:
         return max(ways, key=lambda way: way.tokens_per_second)

@@ -37,7 +37,7 @@ def by_extent(result: ExtentsResult) -> Grid:
         for extent, tuned in result.results.items()
         if not tuned.recommended and tuned.reasons
     ]
-    notes += [BUSY_MACHINE] if any(tuned.disturbed for tuned in result.results.values()) else []
+    notes += [BUSY_MACHINE] if result.on_busy_machine else []
     return Grid.of(result.results.items(), columns, title=f"{_subject(result)}: batch size by {axis}", notes=notes)
 
 
@@ -56,7 +56,7 @@ def ways(plan: LengthPlan) -> Grid:
         "of the best": lambda way: format_percent(way.tokens_per_second / plan.best.tokens_per_second),
     }
     title = f"{format_count(plan.num_samples)} samples of unequal length ({visible(plan.axis)})"
-    notes = ["“sorted” and “token budget” join samples of similar length."]
+    notes = ["“sorted” and “token budget” join samples of similar length.", *plan.reasons]
     return Grid.of(plan.ways, columns, title=title, marked=[0], notes=notes)
 
 

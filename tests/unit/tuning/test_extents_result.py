@@ -143,6 +143,27 @@ def test_batches_of_tokens_never_exceed_the_budget():
     assert batches == [[1, 2], [3, 4], [5], [6]]  # 2 * 2, 2 * 4, 5, 6 positions; 3 * 3 and 2 * 5 would be too many
 
 
+def test_no_way_has_larger_batches_of_the_longest_samples_than_were_measured():
+    """Of samples up to 500, only batches of 4 ran at 512: 128 of them, as at 32, may not fit into memory."""
+    fixed = {"fixed": 5e-3}
+    results = {32: at(32, **fixed), 512: at(512, sizes=(1, 2, 4), **fixed)}
+    result = cb.ExtentsResult(axis="sequence", results=results, failed={})
+    ways = {way.name: way for way in result.with_lengths([*[20] * 1000, 500]).ways}
+    assert ways["random"].batch_sizes[500] <= 4
+    assert ways["sorted"].batch_sizes[500] <= 4
+    assert ways["token budget"].token_budget <= 4 * 512
+
+
+def test_what_makes_rates_of_ways_doubtful_is_named():
+    """An extent without a recommendation, and a busy machine; of other results nothing is said."""
+    quiet, busy = at(64), cb.TuningResult.from_mapping(at(128).to_mapping() | {"batch_size": None, "disturbed": True})
+    assert cb.ExtentsResult(axis="sequence", results={64: quiet}, failed={}).with_lengths([9]).reasons == ()
+    doubts = cb.ExtentsResult(axis="sequence", results={64: quiet, 128: busy}, failed={}).with_lengths([9])
+    assert len(doubts.reasons) == 2
+    assert "128" in doubts.reasons[0]
+    assert all(each in " ".join(str(doubts).split()) for each in doubts.reasons)
+
+
 def test_the_fastest_way_is_the_first():
     """Where padding costs time, sorted samples come before random ones."""
     plan = results_of(1, 128, sizes=(8,)).with_lengths(LENGTHS)
@@ -157,6 +178,7 @@ def test_the_fastest_way_is_the_first():
     [
         ([10, 65], {}, "sequence"), ([], {}, "lengths"), (5, {}, "lengths"), ([10], {"seed": -1}, "seed"),
         ([12.9], {}, "lengths"), (np.array([12.9]), {}, "lengths"), (["ab"], {}, "lengths"),
+        (np.array([[10, 12]]), {}, "lengths"),
     ],
 )  # fmt: skip
 def test_lengths_that_make_no_sense_are_named(lengths, options, field):
