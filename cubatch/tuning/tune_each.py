@@ -31,8 +31,8 @@ def autotune_extents(
     """
     Find the fastest batch size of a PyTorch module or an ONNX file at each of several sequence lengths or resolutions.
 
-    The extents are tuned in ascending order, each with an equal share of the budget.  Memory is bounded at each
-    extent.
+    The extents are tuned in ascending order, each with an equal share of the budget that is left.  Memory is bounded
+    at each extent.
 
     Args:
         module: A torch.nn.Module, or the path of an ONNX file, which runs in ONNX Runtime.
@@ -201,22 +201,27 @@ def tune_each(
     budget: Any,  # seconds of measuring at most, for all values together
 ) -> _Result:
     """
-    Return the common result of tuning with each value, one after the other, each with an equal share of the budget.
+    Return the common result of tuning with each value, one after the other.
+
+    Each has an equal share of the budget that is left: later values get the seconds that earlier ones did not use.
 
     Raises:
         InvalidArgument: If the budget is no finite number above 0.
         CubatchError: The error of the first value, if tuning failed with all values.
         KeyboardInterrupt, or an exception that `progress` raises: `partial` is the common result so far, if any.
     """
-    share = checks.check_number("budget", budget, above=0.0, unit="seconds") / len(values)
+    left = checks.check_number("budget", budget, above=0.0, unit="seconds")
     results, errors = dict[int, TuningResult](), dict[int, CubatchError]()
 
     def common() -> _Result:
         return make_result(results, {value: str(error) for value, error in errors.items()})
 
-    for value in values:
+    for place, value in enumerate(values):
+        share = left / (len(values) - place)
+        left -= share
         try:
             results[value] = tune_one(value, share)
+            left += max(0.0, share - (results[value].seconds_spent or 0.0))
         except CubatchError as error:
             errors[value] = error
         except BaseException as stop:

@@ -21,7 +21,7 @@ def test_an_interruption_leaves_the_common_result_so_far(monkeypatch):
     stop.partial = one({8: 150.0}, instances=2, batch_size=None)
 
     def tune_with(*, threads, budget):
-        assert budget == 20.0
+        assert budget == (20.0 if threads == 1 else 23.75)  # the first spent 12.5 s
         if threads == 2:
             raise stop
         return one({1: 100.0}, instances=4)
@@ -46,3 +46,17 @@ def test_an_error_of_one_value_is_kept_and_of_all_is_raised():
     assert (list(results), list(failed)) == ([1], [2])
     with pytest.raises(cb.NothingMeasured, match="2"):
         tune_each.tune_each([2, 3], tune_one, lambda *both: both, budget=1.0)
+
+
+def test_what_one_value_leaves_of_the_budget_is_for_the_later_ones():
+    """Of 60 s the first uses 5 of its 20, so that 55 are left for two; the second fails, after all of its share."""
+    shares = []
+
+    def tune_one(value, seconds):
+        shares.append(seconds)
+        if value == 2:
+            raise cb.NothingMeasured("2", "Retry.")
+        return one({1: 100.0}, instances=1, seconds_spent=5.0)
+
+    tune_each.tune_each([1, 2, 3], tune_one, lambda *both: both, budget=60.0)
+    assert shares == pytest.approx([20.0, 27.5, 27.5])
