@@ -27,7 +27,13 @@ from cubatch.tuning.threads_result import ThreadsResult
 from cubatch.units import format_count, format_seconds
 
 _REQUESTS = 20_000
-"""Simulated requests: 200 of them are slower than the 99th percentile."""
+"""Simulated requests at least: 200 of them are slower than the 99th percentile."""
+_FULL_BATCHES = 20
+"""Full batches of each instance that are simulated at least."""
+_MOST_SIMULATED = 200_000
+"""Simulated requests at most. More instances than these occupy are simulated in part: a larger pool waits less."""
+_LEAST_RATE = 1e-6
+"""Requests per second. Below it the simulated time is so long that a float does not resolve a latency any more."""
 _MOST_INSTANCES = 1000
 MOST_REQUESTS = 4096
 """Requests of the largest batch of a plan. A simulation needs several full batches, and a time for each smaller one."""
@@ -253,8 +259,7 @@ class _Server:
     @cached_property
     def _gaps(self) -> np.ndarray:
         """Random times between arrivals, in units of their mean."""
-        largest = self.instances * len(self.steps)
-        return np.random.default_rng(self.seed).exponential(size=max(_REQUESTS, 20 * largest))
+        return np.random.default_rng(self.seed).exponential(size=_MOST_SIMULATED)
 
     @property
     def delays(self) -> list[float]:
@@ -269,11 +274,12 @@ class _Server:
         """Return the load at a maximum batch size, queue delay and arrival rate; None for a queue that would grow."""
         if rate >= self.capacity(batch_size):
             return None
-        arrivals = np.cumsum(self._gaps / rate).tolist()
-        steps = self.steps[:batch_size]
+        full = _FULL_BATCHES * batch_size  # requests of an instance
+        instances = max(1, min(self.instances, _MOST_SIMULATED // full))
+        gaps = self._gaps[: max(_REQUESTS, full * instances)] / (rate * instances / self.instances)
         return simulate(
-            arrivals, steps, instances=self.instances, delay=delay, overhead=self.overhead,
-            closes_while_busy=self.closes_while_busy,
+            np.cumsum(gaps).tolist(), self.steps[:batch_size], instances=instances, delay=delay,
+            overhead=self.overhead, closes_while_busy=self.closes_while_busy,
         )  # fmt: skip
 
     def keeps_limit(self, batch_size: int, delay: float, rate: float) -> bool:
@@ -344,7 +350,7 @@ def serving_plan(
     Args:
         result: A TuningResult, Forecast or ThreadsResult of inference, or the path of the JSON of one. Of a
             ThreadsResult the best number of threads counts.
-        arrival_rate: Requests per second.
+        arrival_rate: Requests per second, at least 1e-6.
         p99: Limit of the 99th percentile of the latency in seconds.
         instances: Copies of the model. None: as many as ran at the same time in a result of `autotune_threads`, else
             as few as keep the limit.
@@ -376,7 +382,7 @@ def serving_plan(
         result = result.best
     elif not isinstance(result, BatchSizeResult):
         result = load(result, "result", predictions=True)
-    rate = float(checks.check_number("arrival_rate", arrival_rate, above=0.0))
+    rate = float(checks.check_number("arrival_rate", arrival_rate, least=_LEAST_RATE))
     limit = float(checks.check_number("p99", p99, above=0.0, unit="seconds"))
     overhead = float(checks.check_number("overhead", overhead, unit="seconds"))
     if price_per_hour is not None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import cubatch as cb
+from cubatch.serving import serving_plan
 from cubatch.serving.batching_queue import simulate
 from tests.unit.tuned import measurement, tuned
 
@@ -152,6 +153,7 @@ def test_slow_first_calls_are_named_with_their_size():
     ("options", "field"),
     [
         ({"arrival_rate": 0.0}, "arrival_rate"),
+        ({"arrival_rate": 1e-9}, "arrival_rate"),  # in 600 000 years a float resolves no millisecond
         ({"p99": 0.0}, "p99"),
         ({"p99": 0.004}, "p99"),  # a step of one sample takes 4.5 ms
         ({"overhead": -1.0}, "overhead"),
@@ -233,6 +235,24 @@ def test_the_number_of_instances_goes_up_to_a_thousand():
     result = result_of(lambda n: 0.01 * n, sizes=(1,))
     plan = cb.serving_plan(result, arrival_rate=60_000.0, p99=0.0101)
     assert 600 < plan.instances <= 1000
+
+
+def test_large_pools_are_simulated_in_part(monkeypatch):
+    """Eighty million requests would take minutes; the rate of an instance is that of a smaller pool of them."""
+    result, limits = result_of(saturating, sizes=(1, 4096)), {"arrival_rate": 1000.0, "p99": 10.0}
+    counts, simulated = [], serving_plan.simulate
+
+    def counted(arrivals, *arguments, **options):
+        counts.append(len(arrivals))
+        assert counts[-1] <= 200_000
+        return simulated(arrivals, *arguments, **options)
+
+    monkeypatch.setattr(serving_plan, "simulate", counted)
+    small, large = (cb.serving_plan(result, instances=count, **limits) for count in (2, 1000))
+    assert counts
+    for few, many in zip(small.options, large.options, strict=True):
+        assert many.highest_rate >= 0.99 * 500 * few.highest_rate
+        assert many.highest_rate <= 1000 * few.max_batch_size / saturating(few.max_batch_size)
 
 
 def test_a_server_that_closes_batches_while_busy_has_a_delay():
