@@ -169,9 +169,10 @@ class OnnxGraph:
 
     def _set_dims(self, values: list[Any], dims: Mapping[str, int]) -> None:
         every = [dim for value in values for dim in value.type.tensor_type.shape.dim]
-        names = {dim.dim_param for dim in every if dim.dim_param}
+        names = {dim.dim_param for dim in every} - {"", self._batch_dim(values).dim_param}
         for name in dims.keys() - names:
-            allowed = f"names of open axes of {self._path.name}: {', '.join(sorted(names)) or 'it has none'}"
+            others = ", ".join(sorted(names)) or "it has none"
+            allowed = f"names of open axes of {self._path.name} other than the batch: {others}"
             raise InvalidArgument("dims", name, allowed)
         for dim in every:
             if dim.dim_param in dims:

@@ -60,7 +60,7 @@ class OnnxRuntimeRunner(BoundedRunner):
             self._ort.preload_dlls()  # CUDA and cuDNN as pip installs them
         if self._provider not in self._ort.get_available_providers():
             raise self._without_cuda()
-        self._graph = OnnxGraph(path, dims)
+        self._graph, self._dims = OnnxGraph(path, dims), dims or {}
         own_bytes = len(self._graph.rewritten or b"")
         super().__init__(clock, meter, memory_limit, self._graph.dtype, own_bytes)
         self._path, self._kind, self._index, self._threads, self._seed = path, kind, index, threads, seed
@@ -158,7 +158,8 @@ class OnnxRuntimeRunner(BoundedRunner):
             except Exception as error:
                 if node := self._graph.fixing_node():
                     raise self._graph.fixed_by(node) from error
-                samples, remedy = f"{n} sample{'s' * (n > 1)}", "Export it with a dynamic batch axis."
+                samples = f"{n} sample{'s' * (n > 1)}"
+                remedy = f"Export it with these axes dynamic, also inside: {', '.join(['batch', *self._dims])}."
                 raise self._graph.refused(f"one that ONNX Runtime can run on {samples} ({error})", remedy) from error
         single, double = shapes
         if len(single) != len(double) or not any(m == 2 * n > 0 for n, m in zip(single, double, strict=True)):
