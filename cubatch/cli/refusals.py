@@ -27,7 +27,7 @@ _REWORDED = (
 _OPTIONS = {
     "threads_per_block": "--threads", "registers_per_thread": "--registers", "shared_bytes_per_block": "--shared",
     "num_blocks": "--blocks", "layer_spec": "MODEL", "network": "MODEL", "module": "MODEL", "learning_rate": "--lr",
-    "client": "--scheduler",
+    "client": "--scheduler", "extents": "--dim",
 }  # fmt: skip
 
 

@@ -10,11 +10,13 @@ import typer
 from cubatch.cli import console, options as opt, torch_module
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from cubatch.tuning.extents_result import ExtentsResult
     from cubatch.tuning.results import TuningResult
     from cubatch.tuning.threads_result import ThreadsResult
 
+    _Result = TuningResult | ThreadsResult | ExtentsResult
 
 QUICK_SECONDS = 10.0
 USUAL_SECONDS = 60.0
@@ -46,7 +48,10 @@ def tune(
     dim: Annotated[
         list[str] | None,
         typer.Option(
-            "--dim", metavar="NAME=N", help="Extent of an open axis of an ONNX file other than the batch; repeatable."
+            "--dim",
+            metavar="NAME=N,...",
+            help="Extent of an open axis of an ONNX file other than the batch; repeatable. One axis may have several "
+            "extents, such as sequence=128,512: each is tuned.",
         ),
     ] = None,
     budget: Annotated[
@@ -90,7 +95,8 @@ def tune(
 
     Timings are cached, so that an interrupted or repeated command continues from them.
 
-    With --threads, the result is the best combination of threads, instances and batch size of a CPU.
+    With --threads, the result is the best combination of threads, instances and batch size of a CPU. With several
+    extents in --dim, it has a batch size for each.
 
     Example: cubatch tune resnet18 --mode training --memory-limit 8GiB --plot curve.png
     """
@@ -104,12 +110,14 @@ def tune(
     sizes = opt.optional_sizes(batch_sizes)
     console.check_writable(json=json, plot=plot, report=report)
     _check_endings(plot, report)
-    tune_one: Callable[..., TuningResult]
+    tune_one: functools.partial[TuningResult]
     inputs = torch_module.InputOptions(
         input_shape, batches=batches, loader=loader, example_inputs=example_inputs, constant_inputs=constant_inputs,
         accumulate=accumulate,
     )  # fmt: skip
-    if threads is not None and library == "auto":  # as `autotune_threads`: cubatch's engine runs as one instance
+    dims = _dims(dim or [])
+    extents = {name: numbers for name, numbers in dims.items() if len(numbers) > 1}
+    if (threads is not None or extents) and library == "auto":  # cubatch's engine has neither
         library = "onnxruntime" if model.lower().endswith(".onnx") else "torch" if ":" in model else library
     if library == "torch":
         from cubatch.tuning import tune_module
@@ -125,10 +133,14 @@ def tune(
         tune_one = functools.partial(
             tuner.autotune, _spec(model, library, input_shape, classes), devices=opt.several_devices(devices),
             dtype=dtype, library=library, recompute=recompute, isolate="auto" if isolate is None else isolate,
-            dims=_dims(dim or []),
+            dims={name: numbers[0] for name, numbers in dims.items()} or None,
         )  # fmt: skip
-    ask: Callable[..., TuningResult | ThreadsResult] = tune_one
-    if threads is not None:
+    ask: Callable[..., _Result] = tune_one
+    if extents and library == "onnxruntime":
+        if threads is not None or report is not None:
+            raise typer.BadParameter("leave out --threads and --report where --dim has several extents")
+        ask = _over_extents(tune_one, model, extents)
+    elif threads is not None:
         if plot is not None or report is not None:
             raise typer.BadParameter("leave out --plot and --report where --threads compares several results")
         from cubatch.tuning import tune_each
@@ -145,7 +157,7 @@ def tune(
                 seed=seed, progress=watch,
             )  # fmt: skip
     except KeyboardInterrupt as stop:
-        partial: TuningResult | ThreadsResult | None = getattr(stop, "partial", None)
+        partial: _Result | None = getattr(stop, "partial", None)
         if partial is not None:
             _show(partial, json)
         is_kept = getattr(stop, "is_kept", not no_store)
@@ -155,18 +167,28 @@ def tune(
         console.say(f"cubatch: interrupted{timings}")
         raise typer.Exit(console.INTERRUPTED) from stop
     _show(result, json)
-    if isinstance(result, TuningResult):
-        _write(result, plot, report)
+    _write(result, plot, report)
 
 
-def _dims(texts: list[str]) -> dict[str, int] | None:
-    """Return extents by name from texts such as "sequence=128"; None without any."""
-    pairs = [text.rpartition("=") for text in texts]
-    if wrong := [
-        text for text, (name, _, extent) in zip(texts, pairs, strict=True) if not name or not extent.isdecimal()
-    ]:
-        raise typer.BadParameter(f"--dim takes NAME=N, such as sequence=128; got {wrong[0]!r}")
-    return {name: int(extent) for name, _, extent in pairs} or None
+def _over_extents(
+    tune_one: functools.partial[TuningResult], model: str, extents: Mapping[str, list[int]]
+) -> Callable[..., ExtentsResult]:
+    """Return the function that tunes a file at each of several extents of an axis, with the arguments of `tune_one`."""
+    from cubatch.tuning import tune_each
+
+    dims = {name: extent for name, extent in tune_one.keywords["dims"].items() if name not in extents}
+    return functools.partial(tune_each.autotune_extents, model, extents, **{**tune_one.keywords, "dims": dims})
+
+
+def _dims(texts: list[str]) -> dict[str, list[int]]:
+    """Return extents by name from texts such as "sequence=128" or "sequence=128,512"."""
+    dims = {}
+    for text in texts:
+        name, _, extents = text.rpartition("=")
+        if not name or not all(each.isdecimal() for each in extents.split(",")):
+            raise typer.BadParameter(f"--dim takes NAME=N or NAME=N,N,..., such as sequence=128; got {text!r}")
+        dims[name] = opt.whole_numbers("--dim", extents)
+    return dims
 
 
 def _check_endings(plot: str | None, report: str | None) -> None:
@@ -193,7 +215,7 @@ def _spec(model: str, library: str, input_shape: str | None, classes: int | None
     return model
 
 
-def _write(result: TuningResult, plot: str | None, report: str | None) -> None:
+def _write(result: Any, plot: str | None, report: str | None) -> None:
     if plot is not None:
         result.plot(plot)
     if report is not None:
@@ -203,7 +225,7 @@ def _write(result: TuningResult, plot: str | None, report: str | None) -> None:
         console.say(f"wrote {written}")
 
 
-def _show(result: TuningResult | ThreadsResult, json_path: str | None) -> None:
+def _show(result: _Result, json_path: str | None) -> None:
     from cubatch.report import views
 
     console.emit(views.grids(result), result.to_mapping(), json_path)

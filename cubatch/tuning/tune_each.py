@@ -60,7 +60,12 @@ def autotune_extents(
     """
     axis, chosen = _only_axis(extents)
     is_onnx = _is_onnx(module, batches, options)
-    if not is_onnx:
+    dims = options.pop("dims", None) or {}
+    if is_onnx:
+        checks.check_kind("dims", dims, Mapping, "a mapping from names of axes to extents")
+        if axis in dims:
+            raise InvalidArgument("dims", dims, f"extents of other axes than {axis}, which is tuned")
+    else:
         if isinstance(module, str | Path):
             allowed = "a torch.nn.Module or the path of an ONNX file"
             raise InvalidArgument("module", str(module), allowed, "Build the module first, and pass it.")
@@ -74,8 +79,8 @@ def autotune_extents(
 
     def tune_one(extent: int, seconds: float) -> TuningResult:
         if is_onnx:
-            fixed = {"library": "onnxruntime", "dims": {**options.get("dims", {}), axis: extent}}
-            return tune.autotune(module, budget=seconds, **{**options, **fixed})
+            options.update(library="onnxruntime", dims={**dims, axis: extent})
+            return tune.autotune(module, budget=seconds, **options)
         made = functools.update_wrapper(functools.partial(batches, **{axis: extent}), batches)
         return autotune_module(module, made, budget=seconds, **options)
 
@@ -135,11 +140,7 @@ def autotune_threads(
         >>> result.threads, result.batch_size, result.reasons[0]                      # doctest: +SKIP
     """
     options = {"device": "cpu", **options}
-    given = options.pop("library", None)
-    is_onnx = _is_onnx(module, batches, options)
-    if given not in (None, library := "onnxruntime" if is_onnx else "torch"):
-        raise InvalidArgument("library", given, f'"{library}" or left out for {module}')
-    if is_onnx:
+    if _is_onnx(module, batches, options):
         tune_file = functools.partial(tune.autotune, module, library="onnxruntime")
         return over_threads(tune_file, threads, budget=budget, **options)
     if not isinstance(module, str):
@@ -179,13 +180,17 @@ def over_threads(
     )
 
 
-def _is_onnx(module: Any, batches: Any, options: Mapping[str, Any]) -> bool:
+def _is_onnx(module: Any, batches: Any, options: dict[str, Any]) -> bool:
     """
     Return whether a module is the path of an ONNX file, which takes no `batches`; reject options that do not apply.
 
-    `options` are arguments of `autotune` for an ONNX file, else of `autotune_module`.
+    `options` are arguments of `autotune` for an ONNX file, else of `autotune_module`. `library`, which the module
+    decides, is removed from them.
     """
-    is_onnx = isinstance(module, str | Path) and Path(module).suffix == ".onnx"
+    is_onnx = isinstance(module, str | Path) and Path(module).suffix.lower() == ".onnx"
+    library = "onnxruntime" if is_onnx else "torch"
+    if (given := options.pop("library", None)) not in (None, library):
+        raise InvalidArgument("library", given, f'"{library}" or left out for {module}')
     checks.check_options(options, tune.autotune if is_onnx else autotune_module)
     if is_onnx and batches is not None:
         raise InvalidArgument("batches", batches, "left out for an ONNX file, whose axes have names")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import warnings
 
 import pytest
@@ -11,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 import cubatch as cb  # noqa: E402
 from cubatch.frameworks.torch_inputs import are_alike  # noqa: E402
+from tests.unit.commands import in_process  # noqa: E402
 
 
 class Decoder(torch.nn.Module):
@@ -45,8 +47,8 @@ def test_each_length_has_a_result_of_its_own():
     assert largest[0] > 2 * largest[1]
 
 
-def test_an_onnx_file_is_tuned_by_its_named_axis(tmp_path):
-    """The extent goes to the axis of that name."""
+def test_an_onnx_file_is_tuned_by_its_named_axis(tmp_path, monkeypatch, capfd):
+    """The extent goes to the axis of that name, also by the command."""
     pytest.importorskip("onnxruntime")
     of_words = torch.nn.Sequential(torch.nn.Embedding(100, 32), torch.nn.Linear(32, 32)).eval()
     path, axes = tmp_path / "model.onnx", {0: "batch", 1: "sequence"}
@@ -60,6 +62,16 @@ def test_an_onnx_file_is_tuned_by_its_named_axis(tmp_path):
     assert list(result.results) == [8, 32]
     taken = [tuned.sizes[tuned.largest_measured].predicted_peak_bytes for tuned in result.results.values()]
     assert taken[1] > taken[0]
+    command = in_process(monkeypatch, capfd, "tune", str(path), "--device", "cpu", "--no-store", "--budget", "3")
+    code, out, _ = command("--dim", "sequence=8,32", "--max-batch-size", "4", "--json", "-")
+    assert (code, list(json.loads(out)["results"])) == (0, ["8", "32"])
+    for wrong in (["--report", "page.html"], ["--threads", "1"], ["--dim", "tokens=1,2"]):
+        code, _, err = command("--dim", "sequence=8,32", *wrong)
+        assert code == 2
+        assert wrong[0] in err
+    code, _, err = command("--dim", "sequence=8,")
+    assert code == 2
+    assert "sequence=8," in err
 
 
 @pytest.mark.parametrize(
@@ -97,3 +109,20 @@ def test_a_function_without_the_axis_is_the_error_of_the_user():
     """A function that does not take the extent raises nothing but an error of cubatch."""
     with pytest.raises(cb.CubatchError, match="sequence"):
         cb.autotune_extents(Decoder(), {"sequence": (8,)}, batches=lambda n: torch.zeros(n, 8), budget=1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"dims": {"sequence": 8}}, "dims"), ({"dims": [("target", 8)]}, "dims"), ({"dims": 3}, "dims"),
+        ({"library": "torch"}, "library"),
+    ],
+)  # fmt: skip
+def test_options_of_a_file_that_contradict_its_extents_are_refused(tmp_path, options, field):
+    """Neither a second extent of the axis nor another library is replaced silently."""
+    pytest.importorskip("onnxruntime")
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"")
+    with pytest.raises(cb.InvalidArgument) as refused:
+        cb.autotune_extents(str(path), {"sequence": (8, 32)}, device="cpu", store=False, budget=1.0, **options)
+    assert refused.value.field == field
