@@ -168,11 +168,6 @@ def test_one_sided_pads_have_no_rival():
     assert "both sides" in rivals.rivals(cases.of_layer(layer, Pass.FPROP, 3), np)
 
 
-def test_versions_are_those_of_pytorch():
-    """The CPU build has no cuDNN."""
-    assert rivals.versions()["torch"] == torch.__version__
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("pass_", "mode", "with_bias"),
@@ -255,14 +250,3 @@ def test_pytorch_computes_what_norms_activations_pooling_and_optimizers_do(case)
         )  # fmt: skip
         assert found.passed, (way.library, found)
         assert found.compared
-
-
-def test_torch_compile_is_another_way_of_a_norm(monkeypatch):
-    """On request; a backward pass and a product have none."""
-    monkeypatch.setattr(torch, "compile", lambda work, **_: work)
-    norm = cases.of_layer(LayerNorm(h=9, w=8, c=6), Pass.FPROP, 3)
-    assert [way.library for way in rivals.rivals(norm, np, others=eager.COMPILED)] == ["torch", "torch.compile"]
-    assert [way.library for way in rivals.rivals(norm, np, others=eager.WAYS)] == ["torch"]
-    for layer, pass_ in ((LayerNorm(h=9, w=8, c=6), Pass.DGRAD), (LAYERS[0], Pass.FPROP)):
-        case = cases.of_layer(layer, pass_, 3)
-        assert len(rivals.rivals(case, np, others=eager.COMPILED)) == 1

@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 from benchmarks.predictor import fitting
-from benchmarks.predictor.fitting import START, cross_validated, fit_constants, gpu_left_out
-from benchmarks.predictor.published import NEUSIGHT
+from benchmarks.predictor.fitting import cross_validated, fit_constants, gpu_left_out
 from tests.unit.benchmarks.building import (
-    FACTORS,
     LAYERS,
     V100,
     model_of,
@@ -26,22 +24,6 @@ def quick(monkeypatch):
     monkeypatch.setattr(fitting, "fit_constants", functools.partial(fit_constants, evaluations=2))
     few = {"num_iterations": 12, "num_leaves": 6, "learning_rate": 0.3, "min_data_in_leaf": 5, "num_threads": 1}
     monkeypatch.setattr(fitting, "TREES", dict.fromkeys(fitting.TREES, few))
-
-
-def test_the_factors_of_gpus_and_unusual_constants_are_recovered(monkeypatch):
-    """
-    96 rows without error give factors back to three per cent, and their times to two.
-
-    With little pull towards the start: what all GPUs have in common is a constant of arithmetic as well as a factor,
-    so the factors are planted with a product of one.
-    """
-    monkeypatch.setattr(fitting, "_WEIGHT", 0.02)
-    rows = rows_of(constants=START | {"cost fused": 1.5, "cost 128x128": 1.4, "launch tiles": 12.0})
-    model = fit_constants(rows, seed=0, evaluations=10)
-    for slug, want in FACTORS.items():
-        assert model.scales[slug] == pytest.approx(want, rel=0.03), slug
-    assert fitting.analytic(model, rows) == pytest.approx(rows.seconds, rel=0.02)
-    assert (model.name, model.transforms, model.trees) == (NEUSIGHT, True, None)
 
 
 def test_nothing_of_a_held_out_fold_is_used(quick):

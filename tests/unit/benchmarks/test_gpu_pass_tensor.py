@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import gpu_pass, render
 from benchmarks.gpu import cases as gpu_cases, items, stages as gpu_stages
-from cubatch.bench import cases, measure
+from cubatch.bench import measure
 from cubatch.bench.implementations import TENSOR_FAMILIES
 from cubatch.hardware import catalogue
 from cubatch.kernels import variant
@@ -44,13 +44,6 @@ def test_every_variant_on_tensor_cores_is_checked(slug):
     assert wanted <= launched
 
 
-def test_the_facts_are_whole_whatever_else_is_chosen():
-    """They say which device a file is of; of the other stages an expression takes the items that it finds."""
-    facts, layers = (gpu_stages.stage_named(name) for name in ("facts", "gemm"))
-    assert [item.name for item in gpu_stages.chosen(facts, H200, ", float16")] == ["libraries"]
-    assert {item.case.dtype for item in gpu_stages.chosen(layers, H200, ", float16")} == {"float16"}
-
-
 def test_the_commands_of_the_readme_choose_what_they_say():
     """float32 alone by leaving out the other types, whose names say so."""
     text = (render.ROOT / "benchmarks/gpu/README.md").read_text()
@@ -63,18 +56,7 @@ def test_the_commands_of_the_readme_choose_what_they_say():
         assert len(found) == sum(item.case.dtype == "float32" and not item.keyword for item in stage.items(H200))
 
 
-# --- families that hang --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("variants", ["chosen", "ranked", "all"])
-def test_a_family_that_is_left_out_runs_nowhere(variants):
-    """What else can run a case does."""
-    case = cases.gemm(256, 256, 256, dtype="float16")
-    families = {way.main.family for way in measure.ways(case, H200, variants, ("hopper", "naive"))}
-    assert families
-    assert "hopper" not in families
-    only = measure.ways(case, H200, "ranked", [f for f in {k.family for k in variant.kernels()} if f != "hopper"])
-    assert {way.main.family for way in only} == {"hopper"}
+# --- what is left out ----------------------------------------------------------------------------------------------
 
 
 def test_what_is_left_out_reaches_the_stages(monkeypatch, tmp_path):

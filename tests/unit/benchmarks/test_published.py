@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import attrs
-import numpy as np
 import pytest
 
-from benchmarks.predictor.published import CONV, GEMM, NEUSIGHT, load, tile_clocks
+from benchmarks.predictor.published import CONV, GEMM, NEUSIGHT, load
 from cubatch.estimate.vendor.algorithms import Work
 from cubatch.network.layers import Conv2d, Linear
 from cubatch.network.passes import Pass
@@ -81,52 +80,3 @@ def test_deepbench_products_are_passes_of_a_linear_layer(tmp_path, letters, pass
     assert rows.work.flops.tolist() == [2 * 1760 * 16 * 2048]
     assert {rows.work.m[0], rows.work.columns[0]} == {1760, 16}
     assert (rows.work.depth.tolist(), rows.shape.tolist()) == ([2048], ["2048_1760"])
-
-
-def test_folds_divide_shapes_and_never_rows(tmp_path):
-    """All batches, passes and GPUs of a shape are in one fold, whichever other rows are there; no fold is empty."""
-    changes = [
-        {"k": 32 + i, "n": n, "gpu": gpu} for i in range(60) for n in (4, 8) for gpu in ("Titan Xp", "Titan X (Pascal)")
-    ]
-    (rows,) = read(tmp_path, CONV, *changes)
-    folds = rows.folds(5)
-    assert len(rows) == len(folds) == 60 * 2 * 2 * 3
-    assert set(folds) == {0, 1, 2, 3, 4}
-    of_shape = {shape: set(folds[rows.shape == shape]) for shape in np.unique(rows.shape)}
-    assert len(of_shape) == 60
-    assert all(len(found) == 1 for found in of_shape.values())
-    part = rows.take(rows.work.k > 50)
-    assert part.folds(5).tolist() == folds[rows.work.k > 50].tolist()
-
-
-A100 = {"gpu": "NVIDIA A100 80GB PCIe", "c_in": 64, "kernel": 3, "grid_z": 1, "gflop": 1.0}
-
-
-def test_clocks_of_tiles_are_those_of_the_busiest_sm(tmp_path):
-    """109 blocks are two on one of 108 SMs; a row of the overhead alone, or of unknown tiles, says nothing."""
-    tile = {"main_kernel_truncated": "ampere_scudnn_128x64_relu_xregs_large_nn_v1", "grid_x": 109, "grid_y": 1}
-    fused = {"main_kernel_truncated": "ampere_scudnn_winograd_128x128_ldg1_ldg4_relu_tile148t_nt_v1"}
-    small = [{**A100, **tile, "gflop": 0.1, "latency_ms": 0.1}] * 4
-    steps = 2 * 128 * 64 * 9 * 64 / 64 / 1.41e6  # ms at 1410 MHz, 64 lanes
-    rows = [
-        {**A100, **tile, "latency_ms": 0.1 + 30 * 1.5 * steps, "c_in": 30 * 64},
-        {**A100, **fused, "grid_x": 108, "grid_y": 2, "c_in": 6400, "latency_ms": 0.1 + 2 * 25600 * 64 / 1.41e6},
-        {**A100, "latency_ms": 9.0},
-        {**A100, **tile, "latency_ms": 9.0, "c_in": 3},
-    ]
-    write(tmp_path / FILES[NEUSIGHT], NEUSIGHT_ROW, *small, *rows)
-    clocks = tile_clocks(tmp_path)
-    assert clocks == {"a100-pcie-80gb": {"128x64": (1.5, 1), "winograd 2x2": (1.0, 1)}}
-
-
-def test_rows_at_their_base_clock_have_its_rates(tmp_path):
-    """Only NeuSight's A100 ran at 1065 of 1410 MHz: its peak falls as its clock does, bandwidth stays."""
-    small, long = {"gflop": 0.1, "latency_ms": 0.1}, {"latency_ms": 9.0}
-    (rows,) = read(tmp_path, NEUSIGHT, *[small, {**A100, **small}] * 4, long, {**A100, **long})
-    slow = rows.at_base_clock()
-    before, after = (each.devices["a100-pcie-80gb"] for each in (rows, slow))
-    assert (set(slow.devices), len(slow)) == ({"a100-pcie-80gb"}, 1)
-    assert after.peak_flops_per_second["float32"] == pytest.approx(19.49e12 * 1065 / 1410)
-    assert (after.clock_hz, after.peak_bytes_per_second) == (1065e6, before.peak_bytes_per_second)
-    (others,) = read(tmp_path, CONV, {})
-    assert not len(others.at_base_clock())
