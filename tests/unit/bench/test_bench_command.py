@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import attrs
 import pytest
 
-from cubatch.bench import cases, figure, measure, tables, target
+from cubatch.bench import cases, figure, measure, target
 from cubatch.bench.contest import Contest
 from cubatch.errors import DeviceFailed, DeviceNotAvailable, InvalidArgument, OutOfMemory
 from cubatch.hardware import catalogue, probe
@@ -29,44 +29,6 @@ def test_a_result_is_json_with_every_timing(world):
     assert facts["entries"][0]["launches"][0]["grid"] == [30, 1, 1]
     assert facts["entries"][0]["launches"][0]["busiest_sm_blocks"] == 3
     assert [t["seconds"] for t in facts["entries"][0]["timings"]] == [1e-3] * 5
-
-
-def test_the_table_of_one_case_has_a_line_for_each_way(world):
-    """Ours and the vendor's, with blocks, fill, rate and ratio."""
-    world.seconds = {"vendor": 0.5e-3}
-    world.wrong = {"gemm_nt_b"}
-    result = measure.time_case(GEMM, world.target(), Contest(world), variants="ranked", seconds=10.0)
-    text = tables.entries([result], title="bench").text()
-    assert "bench: gemm nt 70 x 50 x 30" in text
-    assert "0.50 (0.50 to 0.50)" in text
-    assert "wrong:" in text
-    assert "cost model" not in text
-    assert "numpy.matmul" in text
-    assert "100 %" in text  # 30 blocks on 10 SMs
-
-
-def test_the_table_of_a_network_weighs_each_case_by_how_often_it_occurs(world):
-    """Two cases of 1 ms, one of them three times: 4 ms on ours, 2 on the vendor's; the mean ratio is 0.5."""
-    world.seconds = {"vendor": 0.5e-3}
-    found = [attrs.evolve(cases.gemm(8, 8, 8), multiplicity=3), cases.gemm(16, 8, 8)]
-    results = [measure.time_case(case, world.target(), Contest(world), seconds=10.0) for case in found]
-    text = tables.summary(results, title="net").text()
-    assert "take 4.00 ms on cubatch kernels." in text
-    assert "4.00 ms on cubatch kernels, 2.00 ms on those of the vendor" in " ".join(text.split())
-    assert "of 2 cases is 0.500" in " ".join(text.split())
-
-
-@pytest.mark.parametrize("wrong", [{"gemm_nt_b"}, {"gemm_nt_a", "gemm_nt_b"}])
-def test_the_table_of_a_network_names_kernels_that_were_wrong(world, wrong):
-    """Beside the one that was timed, and where none was right: the note beneath explains what is marked."""
-    world.wrong = wrong
-    result = measure.time_case(GEMM, world.target(), Contest(world), variants="ranked", seconds=10.0)
-    grid = tables.summary([result], title="net")
-    note = grid.rows[0][-1]
-    assert note.count("wrong: ") == len(wrong)
-    for entry in result.entries:
-        assert (f"{entry.label or entry.name}: wrong" in note) == (entry.name in wrong)
-    assert any("marked wrong" in said for said in grid.notes)
 
 
 def test_a_figure_is_drawn_of_what_was_timed(world, tmp_path):
@@ -116,16 +78,6 @@ def test_a_dry_run_says_what_would_run_on_a_gpu_that_is_not_here(run):
     assert "ratio" not in out
 
 
-@pytest.mark.parametrize(("dtype", "is_noted"), [("tf32", True), ("float16", False)])
-@pytest.mark.usefixtures("recorded")
-def test_a_dry_run_says_that_transposed_variants_are_not_in_the_order_of_the_cost_model(run, dtype, is_noted):
-    options = ("--m", 768, "--n", 3072, "--k", 25216, "--layout", "tn", "--variants", "all", "--device", "h200-sxm")
-    code, out, err = run("gemm", *options, "--dtype", dtype, "--dry-run")
-    assert (code, err) == (0, "")
-    assert ("hopper 128x256x32_c2 v4 transposed" in out) is is_noted
-    assert ("follow the others and may be faster" in " ".join(out.split())) is is_noted
-
-
 @pytest.mark.usefixtures("recorded")
 def test_attention_is_planned_in_inference_and_both_passes_of_training(run):
     """On Hopper too, where the blocks of each projection share the tiles of that one; nothing left out or twice."""
@@ -146,16 +98,6 @@ def test_attention_is_planned_in_inference_and_both_passes_of_training(run):
 
 
 @pytest.mark.usefixtures("recorded")
-def test_attention_in_tf32_takes_the_scratch_memory_of_its_products_in_tf32(run):
-    """Hopper's gradient of a projection of 768 channels sums more slices than float32's variants have room for."""
-    options = ("--tokens", 197, "--c", 768, "--heads", 12, "--dtype", "tf32", "--device", "h200-sxm", "--dry-run")
-    code, out, err = run("attention", *options, "--json", "-")
-    assert (code, err) == (0, "")
-    names = [launch["kernel"] for launch in json.loads(out)["results"][-1]["entries"][0]["launches"]]
-    assert any(name.startswith("gemm_nn_implicit_gemm_tf32_hopper") for name in names)
-
-
-@pytest.mark.usefixtures("recorded")
 def test_a_model_is_the_operations_of_its_step(run, tmp_path):
     """Training with the loss and the optimizer that is asked for; inference without, with norms folded."""
     path = tmp_path / "bench.json"
@@ -166,16 +108,6 @@ def test_a_model_is_the_operations_of_its_step(run, tmp_path):
         found[mode] = {result["case"]["operation"] for result in json.loads(path.read_text())["results"]}
     assert {"softmax_cross_entropy", "adam", "conv2d_wgrad"} <= found["training"]
     assert not {"softmax_cross_entropy", "adam", "conv2d_wgrad"} & found["inference"]
-
-
-@pytest.mark.usefixtures("world")
-def test_a_dry_run_of_a_network_has_a_line_for_each_distinct_layer(run):
-    """With how often each occurs, and the sum of the roofline."""
-    code, out, _ = run("model", "go-net", "--mode", "training", "--dry-run", "--device", "h200-sxm", "--batch-size", 8)
-    assert code == 0
-    assert "80  conv2d 19x19x128 to 128" in out
-    assert "79  conv2d 19x19x128 to 128" in out  # no gradient of the network's input
-    assert "All layers take" in out
 
 
 @pytest.mark.usefixtures("world")
@@ -190,16 +122,6 @@ def test_fused_cases_are_listed_beside_the_plain_ones(run):
         assert ending in whole
     for ending in ("dgrad, float16, then mask", "dgrad, float16, then residual, mask"):
         assert ending in whole
-
-
-@pytest.mark.usefixtures("world")
-def test_a_depthwise_convolution_has_nothing_fused(run):
-    """Its kernels end with bias and ReLU: the option is refused by name."""
-    options = ("--h", 6, "--w", 5, "--c", 4, "--k", 4, "--groups", 4, "--dry-run", "--device", "h200-sxm")
-    code, out, err = run("conv", *options, "--fused")
-    assert (code, out) == (2, "")
-    assert "--fused" in err
-    assert "depthwise" in err
 
 
 @pytest.mark.parametrize(("device", "code"), [("v100-sxm2-16gb", 2), ("t4", 2), ("a100-sxm4-40gb", 0)])
@@ -264,25 +186,6 @@ def test_what_was_timed_before_ctrl_c_is_shown(run, tmp_path, monkeypatch):
     assert json.loads(path.read_text()) == kept  # which had results
 
 
-def test_shares_of_peaks_that_are_not_known_are_refused_before_timing(run, on_a_gpu, tmp_path, monkeypatch):
-    """A GPU that is in no catalogue may be timed, but not drawn."""
-    riddle = attrs.evolve(DEVICE, live=True, peak_flops_per_second={}, peak_bytes_per_second=None)
-    monkeypatch.setattr(probe, "resolve", lambda name, *, live=True: riddle)
-    code, out, err = run(*GEMM_OPTIONS, "--plot", tmp_path / "f.svg")
-    assert (code, out, on_a_gpu.launched) == (2, "", [])
-    assert "--plot must be left out" in err
-
-
-@pytest.mark.usefixtures("on_a_gpu")
-def test_json_on_stdout_is_all_of_stdout(run):
-    """Three passes of a convolution, each with a result."""
-    options = ("conv", "--h", 6, "--w", 5, "--c", 4, "--k", 3, "--pad", 1, "--batch-size", 2, "--no-rival")
-    code, out, err = run(*options, "--json", "-", "--seconds", 0.01)
-    assert (code, err) == (0, "")
-    passes = [result["case"]["pass"] for result in json.loads(out)["results"]]
-    assert passes == ["fprop", "dgrad", "wgrad"]
-
-
 @pytest.mark.parametrize("options", [(), ("--device", "cuda:3"), ("--device", "h200-sxm")])
 def test_without_a_gpu_the_error_says_so_and_what_works(run, options, monkeypatch):
     """One message, no traceback, exit code 1."""
@@ -303,14 +206,3 @@ def test_what_the_memory_cannot_hold_is_refused_before_anything_is_reserved():
     with pytest.raises(OutOfMemory) as caught:
         measure.plan(cases.gemm(10**5, 10**5, 10**5), v100)
     assert (caught.value.needed_bytes, caught.value.available_bytes) == (3 * 4 * 10**10, v100.memory_bytes)
-
-
-def test_the_blocks_shown_are_those_of_the_main_kernel():
-    """A split product launches a sum of its slices after it, with a grid of its own, which is not what is asked."""
-    v100 = catalogue.find("v100-sxm2-16gb")
-    planned = measure.plan(cases.gemm(128, 128, 1 << 16), v100, compiled=False)
-    (entry,) = planned.entries
-    main = [launch for launch in entry.launches if launch.kernel == entry.name]
-    assert len(entry.launches) > len(main) == 1
-    shown = tables.entries([planned], title="t").text()
-    assert f" {math.prod(main[0].grid)} " in shown

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-from types import SimpleNamespace
 
 import attrs
 import numpy as np
 import pytest
 
-from cubatch.bench import cases, check, measure, rivals, target
+from cubatch.bench import cases, measure, rivals, target
 from cubatch.bench.contest import Contest
 from cubatch.bench.implementations import Tracer, ways
-from cubatch.errors import DeviceFailed, UnsupportedLayer
+from cubatch.errors import DeviceFailed
 from cubatch.hardware import catalogue
 from cubatch.network import layers
 from cubatch.network.passes import Pass
 from tests.cpusim import building
 from tests.cpusim.simulator import Simulator
-from tests.unit.bench.building import GEMM, LAYERS, Paced, filled
+from tests.unit.bench.building import GEMM, Paced
 from tests.unit.bench_fakes import DEVICE, World
 
 # --- measuring -----------------------------------------------------------------------------------------------------
@@ -94,14 +93,6 @@ def test_the_place_is_told_of_each_variant_before_its_first_launch_and_after(wor
     assert "an earlier process" in result.entries[1].reason
 
 
-def test_only_what_is_asked_for_runs(world):
-    """The first of the ranking, and no vendor."""
-    result = measure.time_case(GEMM, world.target(), Contest(world), with_rivals=False)
-    assert [entry.name for entry in result.entries] == ["gemm_nt_a"]
-    assert set(world.launched) == {"gemm_nt_a"}
-    assert result.no_rival == "not requested"
-
-
 def test_buffers_are_taken_in_turn(world):
     """Sets that together pass twice the L2, each with data of its own."""
     device = attrs.evolve(DEVICE, l2_bytes=GEMM.num_bytes * 2)
@@ -110,14 +101,6 @@ def test_buffers_are_taken_in_turn(world):
     counts = [world.data.count(which) for which in set(world.data)]
     assert len(counts) == 4
     assert max(counts) - min(counts) <= 1
-
-
-def test_buffers_that_the_cap_leaves_in_the_l2_are_called_warm(world):
-    """128 sets of a tiny product are less than a large L2."""
-    tiny = cases.gemm(2, 2, 2)
-    device = attrs.evolve(DEVICE, l2_bytes=1 << 20)
-    result = measure.time_case(tiny, world.target(device), Contest(world), with_rivals=False)
-    assert (result.sets, result.l2) == (target.MAX_SETS, "warm")
 
 
 def test_what_a_kernel_writes_over_is_put_back_for_the_next(world, monkeypatch):
@@ -171,27 +154,6 @@ def test_a_variant_that_the_driver_refuses_is_not_replaced_by_another():
         case.call(way.operations(Tracer(Launcher())), target.reserve(case))
 
 
-def test_verify_compares_everything_and_times_nothing(world):
-    """Every way is checked on all results; the wrong one says where."""
-    world.wrong = {"gemm_nt_b"}
-    result = measure.verify(GEMM, world.target(), seed=3)
-    assert [entry.status for entry in result.entries] == ["ok", "wrong"]
-    assert world.readings == []
-
-
-def test_a_copy_counts_what_it_reads_and_writes(world):
-    """A copy of a mebibyte in a millisecond moves two."""
-    device = attrs.evolve(DEVICE, memory_bytes=8 << 20)
-    assert measure.copy_bandwidth(world.target(device), Contest(world)) == pytest.approx(2 * 2**20 / 1e-3)
-
-
-def test_an_operation_without_a_kernel_says_so(monkeypatch):
-    """Naming the case and what is missing."""
-    monkeypatch.setattr("cubatch.bench.implementations.operations", lambda _: SimpleNamespace())
-    with pytest.raises(UnsupportedLayer, match="there is no kernel for linear"):
-        measure.plan(GEMM, DEVICE)
-
-
 @pytest.mark.parametrize(
     "case",
     [
@@ -215,33 +177,6 @@ def test_the_kernels_themselves_are_planned_and_verified(case):
 
 
 # --- rivals --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("pass_", list(Pass))
-@pytest.mark.parametrize("layer", [layers.Linear(c=13, k=7), layers.Conv2d(h=5, w=4, c=6, k=8, r=1, s=1)], ids=str)
-def test_the_vendors_product_is_the_same_product(layer, pass_, monkeypatch):
-    """matmul on the very arrays gives what the layer's pass gives; a 1x1 convolution is one where there is no cuDNN."""
-    monkeypatch.setattr(rivals, "_torch", lambda: None)
-    case = cases.of_layer(layer, pass_, 3)
-    arrays, expected = filled(case)
-    check.poison(case, arrays)
-    rivals.rivals(case, np)[0].bind(arrays)()
-    assert expected.check(arrays).passed
-
-
-@pytest.mark.parametrize(
-    ("case", "reason"),
-    [
-        (cases.of_layer(LAYERS[0], Pass.FPROP, 2), "not installed"),
-        (cases.of_layer(LAYERS[3], Pass.FPROP, 2, "bfloat16"), "not installed"),
-        (cases.of_layer(LAYERS[3], Pass.FPROP, 2, "tf32"), "not installed"),
-        (cases.cross_entropy(3, 4), "not installed"),
-    ],
-)
-def test_where_there_is_no_vendor_the_reason_is_given(case, reason, monkeypatch):
-    """No PyTorch, other arithmetic, or nothing that a library would be timed for."""
-    monkeypatch.setattr(rivals, "_torch", lambda: None)
-    assert reason in rivals.rivals(case, np)
 
 
 def test_tf32_is_off_for_cupy(monkeypatch):
