@@ -61,32 +61,16 @@ def in_queries(old, new):
     return Bug("attend_queries", "attend_backward_mma.cu", old, new)
 
 
-def in_keys(old, new):
-    """Give a bug of the gradients of keys and values."""
-    return Bug("attend_keys", "attend_backward_mma.cu", old, new)
-
-
 BUGS = {
     "padding is multiplied": Bug("heads_nn", "tiles.cuh", "left < PIECE ? left * 2 : 16", "left < 0 ? 0 : 16"),
-    "one element too few is read": Bug("heads_nn", "tiles.cuh", "left * 2 : 16", "left * 2 - 2 : 16"),
     "padding is overwritten by products": Bug(
         "heads_nt", "tiles.cuh", "if ((piece + 1) * PIECE <= columns) {", "if (piece * PIECE <= columns) {"
-    ),
-    "rows of products by another stride": Bug(
-        "heads_nt", "heads_mma.cu", "product.c.stride, product.m,", "product.n, product.m,"
     ),
     "scores by another stride": Bug(
         "softmax", "softmax.cu", "scores = x + at.row * stride", "scores = x + at.row * classes"
     ),
-    "weights by another stride": Bug(
-        "softmax", "softmax.cu", "results = y + at.row * stride;\n    for_classes(scores",
-        "results = y + at.row * classes;\n    for_classes(scores",
-    ),
     "padding is taken for scores": Bug(
         "softmax", "softmax.cu", f"{EACH_ROW}scores = x", f"{EACH_ROW}scores = x".replace("classes", "classes + 1")
-    ),
-    "gradients by another stride": Bug(
-        "softmax_backward", "softmax.cu", "target = dx + at.row * stride", "target = dx + at.row * classes"
     ),
     "the weights of a gradient by another stride": Bug(
         "softmax_backward", "softmax.cu", "results = y + at.row * stride;\n    float sum",
@@ -95,18 +79,12 @@ BUGS = {
     "padding is taken for gradients": Bug(
         "softmax_backward", "softmax.cu", f"{EACH_ROW}errors", f"{EACH_ROW}errors".replace("classes", "classes + 1")
     ),
-    "sums of scores without their factor": Bug("attend_sums", "attend_mma.cu", "half], scale, log", "half], 1.0f, log"),
     "sums stored by idle rows": Bug("attend_sums", "attend_mma.cu", "== 0 && query < tokens", "== 0"),
     "padding is exponentiated": in_queries("OF_KEYS || other < rest", "OF_KEYS || other <= rest"),
-    "last keys are left out": in_queries("begin >= rest", "begin + GROUP > rest"),
-    "last queries are left out": in_queries("first + own < tokens", "first + own + GROUP < tokens"),
-    "mean of half a row": in_queries("mean[half] += cb_shuffle_xor(mean[half], 2);", ""),
     "tiles are loaded before others are read": in_queries("cb_sync();  // what was read", "// what was read"),
-    "scores without their factor": in_keys("scale = at.factor * LOG2_E", "scale = LOG2_E"),
-    "mean is added": in_keys("(slope[i] - (OF_KEYS", "(slope[i] + (OF_KEYS"),
-    "gradient of keys without its factor": in_keys("{at.factor, at.factor}", "{1.0f, 1.0f}"),
-    "keys and values in another order": in_keys("at.part(dqkv, sample, 3, 2)", "at.part(dqkv, sample, 3, 1)"),
-    "sums of the step before": in_keys("numbers = of_step + step % 2 * 2 * TILE", "numbers = of_step"),
+    "sums of the step before": Bug(
+        "attend_keys", "attend_backward_mma.cu", "numbers = of_step + step % 2 * 2 * TILE", "numbers = of_step"
+    ),
 }  # fmt: skip
 OPERATIONS = (
     "heads_nt", "heads_nn", "heads_tn", "softmax", "softmax_backward", "attend_sums", "attend_queries", "attend_keys"

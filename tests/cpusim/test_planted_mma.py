@@ -86,12 +86,6 @@ BUGS = {
     "another swizzle where columns are written": Bug(
         "loaders.cuh", "first ^ (i * STEP", "first + (i * STEP", modes=ANY
     ),
-    "columns that are not transposed": Bug(
-        "fragments.cuh", "cb_load_matrices_transposed(", "cb_load_matrices(", modes=ANY
-    ),
-    "halves of K in each other's place": Bug(
-        "fragments.cuh", "IS_ROW ? i / 2 : i % 2", "IS_ROW ? i / 2 : i / 2", modes=ANY
-    ),
     "no barrier of the warp before rows are stored": Bug(
         "store.cuh", COPIED, COPIED.replace("cb_sync_warp();", ""), modes=not_in("reversed")
     ),

@@ -28,17 +28,7 @@ BUGS = {
     "no wait for the sums": (
         "  if (partials == nullptr) return;\n  cb_sync();\n", "  if (partials == nullptr) return;\n", ANY_FIRST,
     ),
-    "no zeros": ("i < places; i += THREADS) shared", "i < 0 * places; i += THREADS) shared", ONE),
-    "statistics of another row": ("statistics[num_rows + row]", "statistics[num_rows + at.row]", ONE),
-    "sums of one row of threads": ("row += vectors", "row += stride", ONE),
-    "sums in the order of vectors": ("at % vectors * V + at / vectors", "at", ONE),
     "rows combined over sums": ("*combined = shared + ROW_SUMS - WARPS", "*combined = shared", ONE),
-    "sums of scaled errors": ("held[1][v] += error", "held[1][v] += scaled", ONE),
-    "the other branch of the first row": ("residual + begin + c", "residual + c", ONE),
-    "a mean of one thread": ("combine_row(product, lanes, combined, Sum()) * share", "product * share", ONE),
-    "sums of half of the channels": ("i < 2 * channels; i += THREADS", "i < channels; i += THREADS", ONE),
-    "both sums in one place": ("* 2 * channels + i - at + at % vectors", "* 2 * channels + at % vectors", ONE),
-    "blocks in one place": ("(i64)cb_block_x() * 2 * channels", "0 * (i64)cb_block_x() * 2 * channels", ONE),
 }  # fmt: skip
 CASES = seen_always(BUGS, "no wait for the zeros", "rows combined over sums")
 

@@ -59,26 +59,7 @@ BUGS = {
         f"u32& joins) {{\n{SLOWLY}  const int first", "u32& joins) {\n  const int first", modes=ANY_FIRST
     ),
     "sums staged over strips": Bug("    if (lane == 0) cb_tma_store_wait_read<0>();\n", "", modes=LATE, tile="wide"),
-    "rows beyond the last": Bug("left < 0 ? 0 : left < count ? left : count", "left * 0 + count"),
-    "the half that is given away": Bug("own[q] = keeps_upper ? upper : lower", "own[q] = keeps_upper ? lower : upper"),
-    "warps of equal weight": Bug(
-        "      count += more;\n    }\n    write_sums", "      count = more;\n    }\n    write_sums"
-    ),
-    "sums that are not rounded": Bug("other[2] = {as_stored(value), 0.0f};", "other[2] = {value, 0.0f};"),
-    "no squared distance of means": Bug("share.square, own[1] + other[1])", "0.0f, own[1] + other[1])"),
-    "one tile for both consumers": Bug("first / ROWS, task.n + at", "task.m / ROWS, task.n + at"),
-    "rows of another product": Bug(
-        "(consumer * STACKED + i / 2) * WGMMA_M + top", "(consumer * STACKED) * WGMMA_M + top", layout="nn"
-    ),
-    "a slope of the other side": Bug("scale, shift)) <= 0.0f", "scale, shift)) > 0.0f", layout="nn"),
-    "columns of one warp": Bug("+ number * ROW_ELEMENTS + 2 * lane", "+ number * ROW_ELEMENTS + lane"),
-    "swapped, rows of another lane": Bug(
-        "lane % 4 * 2;\n  float sums[2][2]", "lane % 4;\n  float sums[2][2]", tile="swapped"
-    ),
     "swapped, three lanes": Bug("bit < 4; bit *= 2", "bit < 2; bit *= 2", tile="swapped"),
-    "swapped, columns in each other's place": Bug(
-        "[2] = sums[j % 2];", "[2] = sums[1 - j % 2];", layout="nn", tile="swapped"
-    ),
 }  # fmt: skip
 CASES = seen_always(BUGS, "no wait for the norm's input", "no wait for the other warps", "swapped, three lanes")
 

@@ -14,69 +14,29 @@ from tests.checks import assert_within
 from tests.cpusim import building
 from tests.cpusim.planting import twin
 from tests.cpusim.simulator import SCHEDULES, Simulator
-from tests.kernels.cases import decoded, encoded
 
 pytestmark = pytest.mark.skipif(bool(building.reason_to_skip()), reason=building.reason_to_skip())
 
 
-def test_every_name_of_the_gpu_branch_has_a_twin():
+HEADERS = {
+    "device.cuh": ("cpusim.h", r"(?:#define|CB_DEVICE [\w<>, ]+?) (CB_\w+|cb_\w+|to_float|from_float)\b"),
+    "device_mma.cuh": ("cpusim_mma.h", r"(?:#define|CB_DEVICE \w+) (cb_\w+)"),
+    "device_hopper.cuh": (
+        "cpusim_hopper.h", r"(?:#define|CB_DEVICE [\w<>, ]+?) (CB_TENSOR_MAP|CB_CLUSTER_KERNEL|cb_\w+)\b"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_every_name_of_the_gpu_branch_has_a_twin(header):
     """What a kernel may call exists in both branches, so that no kernel compiles for one alone."""
-    text = (kernels_path() / "common" / "device.cuh").read_text()
-    gpu = text[text.index("#if defined(__CUDACC__)") : text.index("#else\n\n// The CPU")]
-    cpu = (Path(__file__).parent / "cpusim.h").read_text()
-    names = {
-        name
-        for source in (gpu, cpu)
-        for name in re.findall(r"(?:#define|CB_DEVICE [\w<>, ]+?) (CB_\w+|cb_\w+|to_float|from_float)\b", source)
-    } - {"CB_ARCH"}
-    assert len(names) > 25
+    twins, defined = HEADERS[header]
+    text = (kernels_path() / "common" / header).read_text()
+    gpu = text[text.index("#if defined(__CUDACC__)") : text.index("#else\n\n")]
+    cpu = (Path(__file__).parent / twins).read_text()
+    names = {name for source in (gpu, cpu) for name in re.findall(defined, source)} - {"CB_ARCH"}
+    assert names
     assert {name for name in names if not (re.search(rf"\b{name}\b", gpu) and re.search(rf"\b{name}\b", cpu))} == set()
-
-
-def hard_floats():
-    """Floats that are hard to round: ties and their neighbours, denormals, the ends of all ranges, random bits."""
-    random = np.random.default_rng(0)
-    halves = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
-    bfloats = (np.arange(2**16, dtype=np.uint32) << 16).view(np.float32)
-    with np.errstate(all="ignore"):
-        ties = np.concatenate([(a[:-1].astype(float) + a[1:]) / 2 for a in (halves, bfloats)]).astype(np.float32)
-        near = np.concatenate([np.nextafter(ties, np.float32(np.inf)), np.nextafter(ties, np.float32(-np.inf))])
-    anything = random.integers(0, 2**32, 100_000, dtype=np.uint32).view(np.float32)
-    return np.concatenate([halves, bfloats, ties, near, anything])
-
-
-def test_rounding_to_16_bits_is_to_nearest_even():
-    """NumPy's float16 and the definition of bfloat16, for every tie and its neighbours; NaN is the canonical one."""
-    x = hard_floats()
-    halves, bfloats, floats = np.empty(x.size, np.uint16), np.empty(x.size, np.uint16), np.empty(x.size, np.float32)
-    grid = (-(-x.size // 128), 1, 1)
-    Simulator().launch(twin("round_trip", 128), grid, [x, halves, bfloats, floats, np.int32(x.size)])
-
-    with np.errstate(all="ignore"):
-        want = np.where(np.isnan(x), np.uint16(0x7FFF), x.astype(np.float16).view(np.uint16))
-    assert np.array_equal(halves, want)
-    assert np.array_equal(bfloats, encoded(x, "bfloat16"))
-    assert np.array_equal(floats.view(np.uint32), x.view(np.uint32))
-
-
-def test_widening_is_exact_for_all_65536_values():
-    """A 16-bit number is a float; NaN stays NaN."""
-    bits = np.arange(2**16, dtype=np.uint16)
-    y, z = np.empty(2**16, np.float32), np.empty(2**16, np.float32)
-    Simulator(52).launch(twin("widen", 128), (512, 1, 1), [bits.view(np.float16), bits, y, z, np.int32(2**16)])
-    with np.errstate(invalid="ignore"):
-        assert np.array_equal(y.astype(float), decoded(bits.view(np.float16)), equal_nan=True)
-        assert np.array_equal(z.astype(float), decoded(bits), equal_nan=True)
-
-
-def test_mul_high_gives_the_upper_half():
-    """Python's integers have all 64 bits of the product."""
-    random = np.random.default_rng(1)
-    a, b = random.integers(0, 2**32, (2, 128), dtype=np.uint32)
-    a[:2], b[0] = 2**32 - 1, 2**32 - 1
-    y = np.zeros_like(a)
-    Simulator().launch(twin("products", 128), (1, 1, 1), [a, b, y])
-    assert y.tolist() == [int(i) * int(j) >> 32 for i, j in zip(a, b, strict=True)]
 
 
 def test_mathematics_is_that_of_float64_up_to_rounding():
@@ -117,31 +77,6 @@ def test_the_schedule_is_the_order_of_blocks_and_threads(schedule):
     assert len({tuple(order) for order in orders}) > 10
     lanes = np.concatenate([order.reshape(4, 32) for order in orders])
     assert np.array_equal(lanes, lanes[:, :1] + np.arange(32)) == (schedule == "warps")
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("by", [0, 1, 5, 16, 31])
-def test_shuffles_exchange_within_a_warp(schedule, by):
-    """Lane ^ by, and lane + by or itself; of 4 and 8 bytes, also one after the other."""
-    random = np.random.default_rng(2)
-    x, wide = random.standard_normal(64).astype(np.float32), random.standard_normal(64)
-    numbers = random.integers(-99, 99, 64).astype(np.int32)
-    y, z, i = np.empty_like(x), np.empty_like(wide), np.empty_like(numbers)
-    Simulator(schedule=schedule).launch(twin("shuffles", 64), (1, 1, 1), [x, wide, numbers, y, z, i, np.int32(by)])
-    lane, first = np.arange(64) % 32, np.arange(64) // 32 * 32
-    down = first + np.where(lane + by < 32, lane + by, lane)
-    assert np.array_equal(y, x[first + (lane ^ by)])
-    assert np.array_equal(z, wide[down])
-    assert np.array_equal(i, numbers[first + (lane ^ by)][down])
-
-
-def test_vectors_move_all_their_elements():
-    """Every width of load and store, between global and shared memory."""
-    narrow, wide = np.arange(1000, dtype=np.uint16), np.arange(448, dtype=np.float32)
-    y, z = np.zeros(832, np.uint16), np.zeros_like(wide)
-    Simulator().launch(twin("vectors", 64), (1, 1, 1), [narrow, y, wide, z])
-    assert np.array_equal(y, narrow[:832])
-    assert np.array_equal(z, wide)
 
 
 def test_shared_memory_is_nan_before_each_block():
