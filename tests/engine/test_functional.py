@@ -100,6 +100,10 @@ def test_linear_works_on_the_last_axis_of_any_rank():
     np.testing.assert_allclose(functional.linear(x, w, b), want, rtol=1e-13, atol=1e-13)
     turned = functional.linear(x, w, b, relu=True, workspace=np.empty(2 * 3 * 5 * 8, np.uint8))
     np.testing.assert_allclose(turned, np.maximum(want, 0), rtol=1e-13, atol=1e-13)
+    dw, db = np.empty_like(w), np.empty_like(b)
+    functional.linear_wgrad(x, want, dw=dw, db=db)
+    np.testing.assert_allclose(dw, sum(np.outer(want[n, t], x[n, t]) for n in range(2) for t in range(3)), rtol=1e-12)
+    np.testing.assert_allclose(db, want.sum(axis=(0, 1)), rtol=1e-12)
 
 
 @given(rows=st.integers(2, 9), k=st.integers(1, 43), c=st.integers(170, 400), seed=st.integers(0, 99))
