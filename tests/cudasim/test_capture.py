@@ -65,23 +65,3 @@ def test_what_the_guide_forbids_spoils_a_capture(work, first):
     print(float(cupy.add(y, x, out=y)[1]), stream.is_capturing())
     """
     assert capture(code).splitlines() == [str([first, 901, 901]), "2.0 False"]
-
-
-def test_the_legacy_stream_spoils_the_capture_of_a_blocking_stream_only():
-    """Which it waits for: 906 by the guide's rules of implicit dependencies."""
-    code = """
-    def work():
-        with cupy.cuda.Stream.null:
-            cupy.add(x, 0, out=x)
-    print(captured(work))
-    """
-    assert capture(code, non_blocking=False) == str([906, 901, 901])
-    assert "Graph object" in capture(code)
-
-
-def test_relaxed_captures_let_memory_be_taken():
-    """Only the other modes call that unsafe."""
-    code = """
-    print(captured(lambda: cupy.cuda.runtime.malloc(1 << 20), cupy.cuda.runtime.streamCaptureModeRelaxed))
-    """
-    assert "Graph object" in capture(code)
