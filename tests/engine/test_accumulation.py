@@ -165,14 +165,6 @@ def test_adding_up_16_bits_takes_little_beside_the_sum(kind):
     assert np.array_equal(stepper.sums, 2 * storage.decoded(gradient))
 
 
-def test_an_update_without_a_sum_is_refused():
-    """`update` belongs to batches that are added up."""
-    with Model(NETWORK, device=cpu(1), mode="training") as model:
-        model.prepare(4)
-        with pytest.raises(InvalidArgument, match="target_batch_size"):
-            model.update()
-
-
 def test_a_target_is_of_a_network_that_is_trained():
     """In inference there are no gradients to add up."""
     with Model(NETWORK, device=cpu(1)) as model, pytest.raises(InvalidArgument, match="target_batch_size"):

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from cubatch.engine import functional
-from cubatch.errors import InvalidArgument
 from cubatch.memory import blocks
 from tests import reference
 from tests.checks import UNIT_ROUNDOFF, assert_within, gamma
@@ -253,12 +252,3 @@ def test_large_scores_do_not_overflow():
     w_in = np.array([[1000.0, 1000.0], [0, 0], [2.0, 1.0], [0, 0], [1.0, 5.0], [0, 0]])
     y = functional.attention(x, w_in, np.eye(2), heads=2)
     np.testing.assert_array_equal(y[0, :, 0], [1.0, 1.0])
-
-
-def test_a_workspace_that_holds_no_sample_is_refused():
-    """With both numbers, as everywhere in the engine."""
-    need = blocks.Attend(itemsize=8, tokens=4, channels=6, heads=2, saves=False)
-    with pytest.raises(InvalidArgument, match=str(need.least)):
-        functional.attention(
-            np.zeros((1, 4, 6)), np.zeros((18, 6)), np.zeros((6, 6)), heads=2, workspace=np.empty(64, np.uint8)
-        )

@@ -11,7 +11,6 @@ from hypothesis import example, given, settings, strategies as st
 from cubatch.engine.native import self_attention
 from cubatch.engine.native.context import Context
 from cubatch.engine.native.heads import Heads, multiply_heads
-from cubatch.errors import InvalidArgument
 from cubatch.kernels import attention_launches as planned
 from cubatch.kernels.padding import stored_row
 from cubatch.kernels.workspace.attention_scratch import attention_backward_workspace, attention_workspace
@@ -207,21 +206,3 @@ def test_scores_may_rise_or_fall_from_step_to_step(launcher, rising):
     weights, values = powers / powers.sum(), decoded(qkv)[0, :, 2]
     within = gamma(2 * t + 8 * 5 + 20, 2.0**-24) * (weights @ abs(values))
     assert_within(decoded(launcher.get(out))[0, :, 0], np.full(t, weights @ values), within, label=f"rising {rising}")
-
-
-def test_heads_that_are_too_wide_to_go_without_weights_are_refused(launcher):
-    """The tile of a block holds 64 channels."""
-    qkv, out = (launcher.put(np.ones((1, 2, width), np.float32)) for width in (195, 65))
-    with pytest.raises(InvalidArgument, match="at most 64 of 65"):
-        self_attention.attend(launcher.context(), qkv, heads=1, out=out)
-
-
-def test_matrices_that_do_not_go_together_are_refused(launcher):
-    """A kernel would read beyond their ends."""
-    a, b = (Heads.one_by_one(launcher.put(np.ones((2, 3, 4, k), np.float32))) for k in (5, 6))
-    with pytest.raises(InvalidArgument, match="layout nt"):
-        multiply_heads(launcher.context(), "nt", a, b, a)
-    few = Heads.one_by_one(launcher.put(np.ones((1, 3, 4, 5), np.float32)))
-    out = Heads.one_by_one(launcher.put(np.ones((2, 3, 4, 4), np.float32)))
-    with pytest.raises(InvalidArgument, match="2 samples"):
-        multiply_heads(launcher.context(), "nt", a, few, out)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings, strategies as st
 
 from cubatch.engine import backend, functional
 from cubatch.engine.native import pointwise
-from cubatch.errors import InvalidArgument
 from tests.kernels.cases import DTYPES, decoded, drawn, encoded
 from tests.kernels.placing import place, room
 
@@ -96,9 +94,3 @@ def test_a_launch_that_was_prepared_draws_by_the_step_that_stands_in_memory(laun
         work()
         want = pointwise.dropout(launcher.context(), x, p=0.5, seed=7, step=number)[1]
         np.testing.assert_array_equal(launcher.get(mask), launcher.get(want))
-
-
-def test_probability_one_is_refused(launcher):
-    """Nothing would be left to scale."""
-    with pytest.raises(InvalidArgument, match=r"less than 1"):
-        pointwise.dropout(launcher.context(), np.ones(3, np.float32), p=1.0, seed=0)

@@ -8,7 +8,6 @@ from hypothesis import given, settings, strategies as st
 
 from cubatch.engine import backend
 from cubatch.engine.native import losses
-from cubatch.errors import InvalidArgument
 from cubatch.hardware.facts import Device
 from tests import reference
 from tests.checks import assert_within, gamma
@@ -182,9 +181,3 @@ def test_a_nan_among_the_scores_is_seen_in_the_loss(launcher):
     )
     assert np.isnan(launcher.get(loss)).all()
     assert np.isnan(launcher.get(dlogits)[0]).all()
-
-
-def test_labels_of_another_width_are_refused(launcher):
-    """The kernel reads 32 bits each."""
-    with pytest.raises(InvalidArgument, match=r"labels.*int32"):
-        losses.softmax_cross_entropy(launcher.context(), np.zeros((2, 3), np.float32), np.zeros(2, np.int64))

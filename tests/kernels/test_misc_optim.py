@@ -8,7 +8,6 @@ from hypothesis import given, settings, strategies as st
 
 from cubatch.engine import loss_scale
 from cubatch.engine.native import optim
-from cubatch.errors import InvalidArgument
 from cubatch.kernels.workspace.misc import loss_scale_workspace
 from tests.checks import assert_within, gamma
 from tests.kernels.cases import DTYPES, decoded, drawn, encoded
@@ -219,33 +218,3 @@ def test_a_scaled_gradient_gives_the_step_of_the_true_one(launcher, rule, decay)
         np.testing.assert_array_equal(launcher.get(getattr(scaled, name)), launcher.get(getattr(true, name)))
     for got, want in zip(scaled.arrays, true.arrays, strict=True):
         np.testing.assert_array_equal(launcher.get(got), launcher.get(want))
-
-
-def test_a_state_of_another_kind_is_refused(launcher):
-    """Kernels would read four words where there are three, or halves of them."""
-    w, master = np.zeros(8, np.float16), np.zeros(8, np.float32)
-    for state in (np.zeros(3, np.float32), np.zeros(4)):
-        with pytest.raises(InvalidArgument, match="scaling"):
-            optim.sgd(launcher.context(), w, [w], lr=0.1, master=master, scaling=state)
-        with pytest.raises(InvalidArgument, match="state"):
-            optim.update_loss_scale(launcher.context(), state, [w])
-    with pytest.raises(InvalidArgument, match="workspace"):
-        optim.update_loss_scale(
-            launcher.context(), np.zeros(4, np.float32), [np.zeros(8193, np.float16)], workspace=np.zeros(4, np.uint8)
-        )
-
-
-def test_sixteen_bits_alone_are_refused(launcher):
-    """A weight of 1 plus a step of 1e-4 is the weight again in bfloat16: training would stand still, unnoticed."""
-    w = np.zeros(8, np.float16)
-    with pytest.raises(InvalidArgument, match="master"):
-        optim.sgd(launcher.context(), w, [w], lr=0.1)
-
-
-def test_gradients_of_several_members_are_refused(launcher):
-    """One member runs on a GPU; a second part would be left out."""
-    w = np.zeros(8, np.float32)
-    with pytest.raises(InvalidArgument, match="one array"):
-        optim.sgd(launcher.context(), w, [w, w], lr=0.1)
-    with pytest.raises(InvalidArgument, match="one array"):
-        optim.update_loss_scale(launcher.context(), np.zeros(4, np.float32), [w, w])

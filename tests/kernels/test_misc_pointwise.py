@@ -11,7 +11,6 @@ from hypothesis import example, given, settings, strategies as st
 
 from cubatch.engine import functional
 from cubatch.engine.native import activation_functions, pointwise
-from cubatch.errors import InvalidArgument
 from tests.checks import assert_within
 from tests.kernels.cases import DTYPES, bound, decoded, drawn, encoded
 from tests.kernels.placing import place, room
@@ -108,12 +107,6 @@ def test_relu_works_in_place_and_so_does_its_gradient(launcher, size, dtype):
     want = np.where(decoded(x) <= 0, 0, decoded(dy))  # a NaN lets it pass
     activation_functions.relu_backward(launcher.context(), place(launcher, dy), y, out=y)
     np.testing.assert_array_equal(decoded(launcher.get(y)), want)
-
-
-def test_an_unknown_activation_is_refused(launcher):
-    """The error lists those there are."""
-    with pytest.raises(InvalidArgument, match="hard_swish"):
-        activation_functions.activation(launcher.context(), np.zeros(3, np.float32), kind="swash")
 
 
 @given(count=st.integers(2, 9), size=SIZES, shifts=SHIFTS, dtype=st.sampled_from(DTYPES), relu=st.booleans(),

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings, strategies as st
 
 from cubatch.engine import functional
 from cubatch.engine.native import window_pooling
-from cubatch.errors import InvalidArgument
 from cubatch.network.windows import Window
 from tests.checks import assert_within
 from tests.kernels.cases import DTYPES, bound, decoded, drawn, encoded
@@ -127,13 +125,6 @@ def test_avg_pool_backward_spreads_each_gradient_evenly(launcher, case, counts_p
     want, size = (functional.avg_pool2d_backward(f(decoded(dy)), window, x_shape=x_shape) for f in (np.asarray, abs))
     within = bound(window.r * window.s + 2, size, want, case["dtype"])
     assert_within(decoded(launcher.get(dx)), want, within, axes="nhwc", label=f"avg_pool2d_backward {case}")
-
-
-def test_pooling_takes_no_window_whose_taps_a_byte_cannot_number(launcher):
-    """16 x 16 taps are more than a byte tells apart, beside "none"."""
-    x = place(launcher, np.zeros((1, 16, 16, 4), np.float32))
-    with pytest.raises(InvalidArgument, match="at most 254"):
-        window_pooling.max_pool2d(launcher.context(), x, Window(16, 16))
 
 
 def test_max_pool_does_without_its_winners(launcher):

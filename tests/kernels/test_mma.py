@@ -91,10 +91,6 @@ def bound(terms, magnitude, want, dtype):
     return cases.bound(2 * terms, magnitude, want, stored(dtype))
 
 
-def element(dtype):
-    return cases.encoded(0, stored(dtype)).dtype
-
-
 @st.composite
 def products(draw):
     """Draw layout and extents (m, n, k) in vectors, so that residues are on every axis."""

@@ -9,7 +9,6 @@ import pytest
 
 from cubatch.engine.native import conv
 from cubatch.engine.network import Model
-from cubatch.errors import InvalidArgument
 from cubatch.kernels.padding import filter_bytes
 from cubatch.kernels.workspace.product_scratch import conv2d_workspace
 from cubatch.network.layers import Conv2d
@@ -78,20 +77,6 @@ def test_forward_over_patches_is_that_of_pixels(launcher, drawn, dtype):
 def test_the_filters_gradient_over_patches_is_that_of_pixels(launcher, drawn, dtype, adds):
     """Into a gradient of three channels and all taps, or added to it; the bias's comes from the same memory."""
     over_patches(launcher, conv.Pass.WGRAD, drawn, dtype).wgrad(drawn, bias=True, adds=adds)
-
-
-def test_other_channels_than_the_filters_are_refused(launcher):
-    """Five for three, or four for three in groups, is no batch of ours."""
-    random = np.random.default_rng(2)
-    x, w = cases.drawn(random, (1, 4, 4, 5)), cases.drawn(random, (2, 1, 1, 3))
-    with pytest.raises(InvalidArgument):
-        conv.conv2d(launcher.context(), launcher.put(x), launcher.put(w))
-    with pytest.raises(InvalidArgument):
-        conv.conv2d(launcher.context(), launcher.put(x[..., :4].copy()), launcher.put(w), groups=2)
-    x = launcher.put(cases.drawn(random, (1, 4, 4, 16)))
-    for facts in ({"stride": (1, 1)}, {"stride": (2, 1)}, {"stride": (2, 2), "groups": 3}):
-        with pytest.raises(InvalidArgument):
-            conv.conv2d(launcher.context(), x, launcher.put(w), **facts)
 
 
 @patches.CASES

@@ -247,14 +247,6 @@ def test_a_norm_sums_what_winograds_algorithm_computes(launcher):
     np.testing.assert_allclose(launcher.get(mean), launcher.get(y).mean(axis=(0, 1, 2)), atol=1e-5)
 
 
-def test_a_filter_that_is_no_3x3_of_stride_1_is_refused(launcher):
-    """A variant that is forced on another convolution says what it is for."""
-    drawn = cases.attrs.evolve(USUAL, stride=(2, 1))
-    x, w = np.zeros(drawn.x_shape, np.float32), np.zeros(drawn.w_shape, np.float32)
-    with pytest.raises(InvalidArgument, match="3x3 convolution of stride 1"):
-        fprop(launcher, 4, drawn, x, w)
-
-
 BIG = cases.Conv(n=2**16 + 3, h=8, w=8, c=512, k=4, r=3, s=3, pad=(1, 1, 1, 1))
 
 

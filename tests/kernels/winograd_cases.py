@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from cubatch.kernels import ranking, variant, winograd_plan
+from cubatch.kernels import variant, winograd_plan
 from cubatch.kernels.ranking import SplitKernel
 from tests.checks import UNIT_ROUNDOFF, gamma
 from tests.kernels import cases
@@ -124,8 +124,3 @@ def size(drawn: cases.Conv, x: Any, w: Any, outputs: int) -> Any:
 def bound(drawn: cases.Conv, x: Any, w: Any, outputs: int, more: int = 0) -> Any:
     """Bound the errors of a forward pass, with so many more roundings of what is fused."""
     return gamma(winograd_plan.roundings(outputs, drawn.c) + more, U) * size(drawn, x, w, outputs)
-
-
-def is_taken(problem: Any, outputs: int, device: Any) -> bool:
-    """Tell whether the ranking has a variant of so many results for a problem."""
-    return any(one.winograd == outputs for one in ranking.ranked(problem, device))
