@@ -223,17 +223,6 @@ def test_an_algorithm_is_offered_only_for_what_it_computes(cases):
             assert bool(one.usable[i]) is want, (one.name, str(layer), pass_)
 
 
-@pytest.mark.parametrize("dilation", [(2, 2), (1, 2), (2, 1)])
-@pytest.mark.parametrize("taps", [3, 5])
-def test_a_dilated_filter_has_no_transforms(taps, dilation):
-    """A distance between taps on either axis leaves tiles and one output at a time."""
-    layer = Conv2d(h=28, w=28, c=64, k=64, r=taps, s=taps, pad=4, dilation=dilation)
-    work = work_of(*((layer, pass_, 8) for pass_ in PASSES))
-    for table in (work, work.take(np.arange(3))):
-        found = algorithms(table, np.full(3, 48.0))
-        assert {one.family for one in found if one.usable.any()} == {"tiles", "scattered", "direct"}
-
-
 def test_without_transforms_only_tiles_are_left():
     """Tensor Cores multiply tiles: no other algorithm is offered to them."""
     conv = Conv2d(h=28, w=28, c=64, k=64, r=3, s=3, pad=1)

@@ -62,16 +62,6 @@ def test_a_known_gpu_is_predicted_by_the_library_that_would_run(monkeypatch, lib
     assert asked == [model]
 
 
-@pytest.mark.parametrize(("mode", "repeated"), [("training", 4), ("inference", 0)])
-def test_recomputed_forward_passes_are_part_of_a_training_step(mode, repeated):
-    """Of nine equal layers the fifth is kept: the four before it run forward twice, and in inference none does."""
-    net = Network(input_shape=(1, 1, 2048), layers=[Linear(k=2048) for _ in range(9)])
-    works = [workload(net, V100, mode=mode, library="cubatch", recompute=again) for again in (False, True)]
-    plain, again = (expectation.step_seconds(work, [4096])[0] for work in works)
-    forward = predict_step(net, [4096], V100, library="cubatch").seconds[0] / 9
-    assert again - plain == pytest.approx(repeated * forward, rel=1e-9, abs=1e-15)
-
-
 @pytest.mark.parametrize("library", ["vendor", "cubatch"])
 def test_what_a_library_does_by_a_call_of_its_own_is_recomputed_by_one(library):
     """A ReLU behind each of the nine: done again with the four, where our kernels do it to their products at hand."""

@@ -6,7 +6,7 @@ import attrs
 import numpy as np
 import pytest
 
-from cubatch.estimate.vendor.fitted import LAUNCH_MICROSECONDS, Fitted, lanes, shipped, sustained
+from cubatch.estimate.vendor.fitted import LAUNCH_MICROSECONDS, Fitted, shipped, sustained
 from cubatch.estimate.vendor.trees import Trees
 from cubatch.hardware import catalogue
 from cubatch.hardware.facts import Device
@@ -123,15 +123,6 @@ def test_power_holds_the_clock_down_by_its_square(capability, tflops, watts, wan
     rates = {} if tflops is None else {"float32": tflops * 1e12}
     device = Device(name="card", compute_capability=capability, peak_flops_per_second=rates, power_limit_watts=watts)
     assert sustained(device) == pytest.approx(want, rel=1e-12)
-
-
-def test_lanes_are_those_of_the_data_sheet():
-    """SMs times lanes are the cores that NVIDIA counts."""
-    cores = {"v100-sxm2-16gb": 5120, "p100-pcie-16gb": 3584, "gtx-1080-ti": 3584, "t4": 2560, "a100-pcie-80gb": 6912,
-             "rtx-3090": 10496, "h200-sxm": 16896, "titan-x-maxwell": 3072}  # fmt: skip
-    for name, count in cores.items():
-        device = catalogue.find(name)
-        assert lanes(device) * device.num_sms == count, name
 
 
 # --- predictions ---------------------------------------------------------------------------------------------

@@ -1,22 +1,17 @@
-"""The Gaussian process of what the arithmetic leaves: sums by hand, and what fitting one recovers."""
+"""The Gaussian process of what the arithmetic leaves: sums by hand."""
 
 from __future__ import annotations
 
 import attrs
 import numpy as np
 import pytest
-from scipy.optimize import check_grad
 
-from benchmarks.predictor import fitting, gaussian_process
-from benchmarks.predictor.gaussian_process import fit_gaussian_process
-from benchmarks.predictor.published import GEMM
 from cubatch.estimate.vendor import trees
 from cubatch.estimate.vendor.algorithms import algorithms, seconds
 from cubatch.estimate.vendor.fitted import Fitted
 from cubatch.estimate.vendor.gaussian_process import FEATURES, GaussianProcess, near, table
 from cubatch.network.layers import Conv2d, Linear
 from cubatch.network.passes import Pass
-from tests.unit.benchmarks.building import model_of, rows_of
 from tests.unit.estimate.building import constants_of, places_of, work_of
 
 CHESS = Conv2d(h=8, w=8, c=128, k=128, r=3, s=3, pad=1)
@@ -105,64 +100,3 @@ def test_a_model_with_a_process_is_read_as_it_was_written(tmp_path):
     plain = attrs.evolve(model, process=None).predict(work, places)[0]
     want = plain * np.exp(process(described(work, places), places))
     assert got.predict(work, places)[0] == pytest.approx(want, rel=1e-12)
-
-
-# --- fitting one ---------------------------------------------------------------------------------------------
-
-
-def rows_with(gap):
-    """Rows of the model of `model_of`, which take e^gap of its time."""
-    rows = rows_of(source=GEMM, factors={"v100-pcie-16gb": (1.0, 1.0), "p100-pcie-16gb": (1.0, 1.0)})
-    return attrs.evolve(rows, seconds=rows.seconds * np.exp(gap(rows)))
-
-
-def fitted_to(rows, shared):
-    """The process of what `model_of` leaves of the rows."""
-    places = rows.places({})
-    gaps = np.log(rows.seconds / fitting.analytic(model_of(), rows))
-    return fit_gaussian_process(fitting.columns(model_of(), rows), rows, places, gaps, shared), gaps
-
-
-def test_the_slopes_of_the_search_are_those_of_its_value():
-    """Finite differences agree at a point away from the start."""
-    rows = rows_with(lambda rows: 0.3 * np.sin(np.log(rows.work.m)))
-    rows = rows.take(np.arange(len(rows)) % 3 == 0)
-    places = rows.places({})
-    x, alike = table(fitting.columns(model_of(), rows)), gaussian_process._alike(rows, places)
-    first = np.log([3.0] * len(FEATURES) + [0.15, 0.1, 0.1, 0.12, 0.05, 0.05, 0.08])
-    gaps = np.log(rows.seconds / fitting.analytic(model_of(), rows))
-    arguments = ((first, np.ones(7)), x, alike, gaps)
-    logs = first + np.random.default_rng(0).normal(0, 0.3, len(first))
-    value, slopes = gaussian_process._improbable(logs, *arguments)
-    wrong = check_grad(
-        lambda at: gaussian_process._improbable(at, *arguments)[0],
-        lambda at: gaussian_process._improbable(at, *arguments)[1], logs, epsilon=1e-6,
-    )  # fmt: skip
-    assert np.isfinite(value)
-    assert wrong < 1e-4 * np.linalg.norm(slopes)
-
-
-def test_what_a_shape_not_seen_has_in_common_with_others_is_predicted():
-    """An error that grows with the depth is known of the one shape that was left out."""
-    rows = rows_with(lambda rows: 0.2 * (np.log(rows.work.depth) - 6))
-    out = rows.shape == rows.shape[40]
-    process, _ = fitted_to(rows.take(~out), ("all", "kin", "gpu"))
-    left = rows.take(out)
-    gaps = np.log(left.seconds / fitting.analytic(model_of(), left))
-    assert np.abs(gaps).max() > 0.1
-    assert process(fitting.columns(model_of(), left), left.places({})) == pytest.approx(gaps, abs=0.05)
-
-
-@pytest.mark.parametrize("shared", [("all", "kin", "gpu"), ("all", "kin")])
-def test_what_one_gpu_does_is_not_passed_on_to_another_kind(shared):
-    """A V100 a third slower in long products says nothing of a GPU that is no kin of it, if a P100 says no."""
-    rows = rows_with(lambda rows: 0.3 * (rows.gpu == "v100-pcie-16gb") * (rows.work.depth > 500))
-    process, gaps = fitted_to(rows, shared)
-    columns, places = fitting.columns(model_of(), rows), rows.places({})
-    slow = gaps > 0.2
-    assert process(columns, places)[slow] == pytest.approx(gaps[slow], abs=0.1)
-    strange = attrs.evolve(places, gpu=np.full(len(rows), ""), kin=np.full(len(rows), "later"))
-    other = attrs.evolve(places, gpu=np.full(len(rows), "p100-pcie-16gb"), kin=np.full(len(rows), "P100"))
-    assert process(columns, other)[slow] == pytest.approx(0, abs=0.1)
-    assert process(columns, strange)[slow].mean() < 0.1
-    assert (process.shares[2] == 0) == ("gpu" not in shared)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from cubatch.errors import InvalidArgument
 from cubatch.estimate import roofline
 from cubatch.hardware import arithmetic as device_arithmetic
 from cubatch.hardware.facts import Device
@@ -209,10 +208,3 @@ def test_a_known_network_on_a_known_card() -> None:
     arithmetic = 256 * 2 * 15.47e9 / 15.67e12
     assert seconds is not None
     assert arithmetic < seconds < 1.1 * arithmetic
-
-
-def test_an_unknown_dtype_is_refused() -> None:
-    """A dtype that does not exist has no rate, and says which do."""
-    with pytest.raises(InvalidArgument) as caught:
-        roofline.layer_seconds(CONV, Pass.FPROP, 1, CARD, "int8")
-    assert "float32" in str(caught.value)

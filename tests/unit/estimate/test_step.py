@@ -22,7 +22,6 @@ from cubatch.network.passes import Pass
 from tests.unit.estimate.building import COSTS, stump
 from tests.unit.estimate.steps import (
     CARD,
-    CHESS,
     CONV,
     LINEAR,
     SMALL,
@@ -31,7 +30,6 @@ from tests.unit.estimate.steps import (
     codes,
     half_width,
     model_of,
-    tiles_alone,
 )
 
 
@@ -59,18 +57,6 @@ def test_a_pass_is_the_sum_of_its_matrix_products(shipped, layer):
         assert found.algorithms[place] == "128x128"
         first = layer.gemms(found.pass_, n)[0]
         assert found.blocks[place] == first.count * math.ceil(first.m / 128) * math.ceil(first.n / 128)
-
-
-def test_a_pass_of_several_products_goes_by_the_name_of_the_first(shipped):
-    """
-    Of attention's, 788 x 576 over 192 takes one wave of 35 tiles of 128 x 128, or two of 63 of 128 x 64: as long.
-
-    The last, 192 wide, is faster in the latter.
-    """
-    model = shipped["deepbench gemm"]
-    shipped[model.name] = attrs.evolve(model, constants={**model.constants, "cost 128x64": 1.0})
-    (found,) = predict_step(Attention(h=197, w=1, c=192, heads=3), [4], CARD).passes
-    assert (found.algorithms, found.blocks.tolist()) == (("128x128",), [35])
 
 
 @pytest.mark.parametrize(("tensor", "elements"), [("x", 64 * 2048), ("y", 64 * 1000), ("w", 2048 * 1000)])
@@ -108,24 +94,6 @@ def test_each_pass_is_answered_by_the_measurements_that_are_like_it(shipped, lay
     after = predict_step(layer, [8], CARD, mode="training", dtype=dtype)
     index = list(Pass).index(pass_)
     assert after.passes[index].seconds == pytest.approx(3 * before.passes[index].seconds, rel=SUM)
-
-
-def test_what_only_moves_takes_its_bytes_at_the_usual_share_of_the_bandwidth(shipped):
-    """A ReLU reads and writes each element once, at our kernels' share of 1.25 TB/s, plus their launch."""
-    relu, n = ReLU(h=50, w=50, c=100), 80
-    for dtype, size in (("float32", 4), ("float16", 2)):
-        step = predict_step(relu, [n], CARD, dtype=dtype)
-        want = LAUNCH_SECONDS + 2 * n * 250_000 * size / (MOVED_SHARE * 1.25e12)
-        assert step.seconds == pytest.approx([want], rel=SUM)
-        assert (step.passes[0].algorithms, step.passes[0].blocks.tolist()) == (("bytes",), [0])
-
-
-def test_what_moves_nothing_takes_nothing(shipped):
-    """Flattening is another view: the network with it takes as long as without."""
-    layers = [Conv2d(k=64, r=3, s=3), Flatten(), Linear(k=10)]
-    step = predict_step(Network(input_shape=(9, 9, 8), layers=layers), [4], CARD)
-    assert step.passes[1].seconds.tolist() == [0]
-    assert step.seconds == pytest.approx(step.passes[0].seconds + step.passes[2].seconds, rel=SUM)
 
 
 @pytest.mark.parametrize(("taps", "dtype"), [(3, "float32"), (3, "float16"), (31, "float32"), (31, "float16")])
@@ -250,14 +218,6 @@ def test_strides_of_rows_and_of_columns_are_told_apart(shipped):
         assert np.log(predict_step(layer, [64], CARD).seconds / before) == pytest.approx([correction])
 
 
-def test_the_block_that_starts_a_wave_costs_its_tail(shipped):
-    """49 tiles of 128 x 128 on 48 SMs, at 97 boards, take 0.55 of a wave and 0.45 of its 48th longer than 48."""
-    shipped["neusight"] = attrs.evolve(shipped["neusight"], constants={**tiles_alone(), "tail tiles": 0.55})
-    step = predict_step(CHESS, [96, 97], CARD)
-    assert (step.passes[0].algorithms, step.passes[0].blocks.tolist()) == (("128x128", "128x128"), [48, 49])
-    assert step.seconds[1] / step.seconds[0] == pytest.approx(1 + 0.55 + 0.45 / 48)
-
-
 def test_scales_are_factors_on_arithmetic_and_on_bytes(shipped):
     """Twice the arithmetic doubles a product and no ReLU, twice the bytes the ReLU's share beyond its launch."""
     net = Network(input_shape=(28, 28, 256), layers=[Conv2d(k=256, r=3, s=3), ReLU()])
@@ -325,13 +285,6 @@ def test_the_interval_of_a_step_follows_from_the_covariance_of_its_passes(shippe
         # The GPU and the framework shift all passes alike.
         want = math.hypot(math.sqrt(variance) / step.seconds[place], 0.05, FRAMEWORK_SD)
         assert half_width(step)[place] == pytest.approx(want)
-
-
-def test_a_layer_three_times_is_as_unsure_as_once(shipped):
-    """Nothing averages out of errors that are the same."""
-    same, once = Conv2d(k=256, r=3, s=3, pad=1), CONV
-    step = predict_step(Network(input_shape=(28, 28, 256), layers=[same] * 3), [8], CARD)
-    assert half_width(step) == pytest.approx(half_width(predict_step(once, [8], CARD)))
 
 
 def test_a_batch_in_patches_is_predicted_by_the_kernels_over_patches():

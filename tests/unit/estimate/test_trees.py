@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import lightgbm
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from benchmarks.predictor.fitting import flatten
 from cubatch.estimate.vendor.algorithms import FAMILIES, algorithms, seconds
 from cubatch.estimate.vendor.trees import SHOWN, Trees, features, logarithmic
 from cubatch.network.layers import Conv2d
@@ -56,11 +54,6 @@ def test_a_long_table_is_as_its_rows():
     """Rows are taken some hundred at a time, and none is lost between two hundreds."""
     a, b = np.random.default_rng(1).uniform(-10, 10, (2, 2500)).astype(np.float32)
     assert two_trees()({"a": a, "b": b}).tolist() == [by_hand(*case) for case in zip(a, b, strict=True)]
-
-
-def test_no_cases_have_no_correction():
-    """An empty table gives an empty answer."""
-    assert two_trees()({"a": np.zeros(0), "b": np.zeros(0)}).tolist() == []
 
 
 def test_the_correction_fades_to_nothing_a_factor_of_four_beyond_what_was_seen():
@@ -176,31 +169,6 @@ def test_leaving_the_range_matters_for_sizes_but_not_for_the_batch():
     """Trust is lost by sizes of layers that were never seen; batches and remainders are ordinary anywhere."""
     names = ("n", "c", "n mod 8", "depth", "intensity", "stride_h", "waves 128x128", "input in L2")
     assert logarithmic(names).tolist() == [False, True, False, True, True, False, False, False]
-
-
-# --- trees from the learner ----------------------------------------------------------------------------------
-
-
-def test_flattened_trees_say_what_the_learner_says():
-    """On rows that were learned and on others, to the rounding of each leaf to float32."""
-    rng = np.random.default_rng(3)
-    learned, others = rng.normal(size=(400, 3)).astype(np.float32), rng.normal(size=(1500, 3)).astype(np.float32)
-    others[::3, 1] = np.round(others[::3, 1])
-    learner = lightgbm.train(
-        {"num_leaves": 12, "min_child_samples": 5, "verbose": -1, "seed": 3, "num_threads": 1, "deterministic": True},
-        lightgbm.Dataset(learned, np.sin(3 * learned[:, 0]) + learned[:, 1] * (learned[:, 2] > 0) + 5),
-        num_boost_round=40,
-    )
-    nowhere = np.full(3, INFINITE)
-    trees = flatten(learner.dump_model()["tree_info"], ("a", "b", "c"), -nowhere, nowhere)
-    assert sorted(trees.depths, reverse=True) == trees.depths.tolist()
-    assert (len(trees.depths), len(trees.number)) == (40, 40 + 2 * (trees.feature >= 0).sum())
-    largest = 40 * np.abs(trees.number[trees.feature < 0]).max()
-    bound = HALF * largest + 2 * gamma(40, 2.0**-53) * largest
-    for table in (learned, others):
-        got = trees(dict(zip("abc", table.T, strict=True)))
-        assert_within(got, learner.predict(table), bound, axes="n")
-        assert got.std() > 0.5  # five or so in the mean: a constant would not be within
 
 
 def test_the_last_of_many_features_is_asked_for():

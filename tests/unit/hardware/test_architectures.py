@@ -9,7 +9,6 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-import attrs
 import pytest
 
 import cubatch
@@ -17,11 +16,10 @@ from benchmarks.kernel_budget import shared_ptx
 from cubatch.errors import UnknownName
 from cubatch.estimate.vendor import fitted
 from cubatch.hardware import architectures, arithmetic
-from cubatch.hardware.architectures import Architecture, Every
+from cubatch.hardware.architectures import Every
 from cubatch.hardware.facts import Device
 from cubatch.kernels import resources, survey, variant
 from cubatch.kernels.toolchain import compile as compiler
-from tests.unit.hardware.printed import TABLE
 from tests.unit.hardware.published import NAMES, SAME_PTX, SMS
 
 FILE = Path(cubatch.__file__).parent / "data" / "architectures.toml"
@@ -71,27 +69,6 @@ def test_the_tables_are_in_order_and_none_is_missing():
     """In the file and in the record that the reader makes of it."""
     assert list(BY_CAPABILITY) == sorted(BY_CAPABILITY) == list(SMS)
     assert list(architectures.known()) == list(SMS)
-
-
-@every_table
-def test_the_reader_gives_what_the_table_says(name, table):
-    """Every field, under the same name where it is in the same unit."""
-    found = architectures.of(table["compute_capability"])
-    kib = {"shared_bytes_per_sm": "shared_kib_per_sm", "shared_bytes_per_block": "shared_kib_per_block"}
-    for field in attrs.fields(Architecture):
-        value = getattr(found, field.name)
-        if field.name in kib:
-            assert value == 1024 * table[kib[field.name]]
-        elif field.name == "shared_carveouts":
-            assert value == tuple(1024 * size for size in table["shared_carveouts_kib"])
-        elif field.name == "reserved_shared_bytes":
-            assert value == table["shared_reserved_bytes"]
-        elif field.name in table:
-            assert (list(value) if isinstance(value, tuple) else value) == table[field.name], field.name
-        else:
-            assert value in {None, False, 1.0} if not isinstance(value, dict) else not value, field.name
-    assert (found.arch, found.number) == (name, int(name.removeprefix("sm_")))
-    assert architectures.numbered(found.number) is architectures.like(found.compute_capability) is found
 
 
 @pytest.mark.parametrize("asked", [(3, 5), (99, 0), "sm_70", "7.0", 7.0, None, [7, 1], (7,), (7, [0])])
@@ -158,12 +135,6 @@ def test_rates_of_mma_sync_and_wgmma_are_the_published_ones(name, table):
     assert table.get("mma_fma", {}) == dict(zip(names, SMS[capability].mma, strict=False))
     assert table.get("wgmma_fma", {}) == dict(zip(names, SMS[capability].wgmma, strict=False))
     assert ("wgmma" in table["instructions"]) == bool(SMS[capability].wgmma)
-
-
-def test_boards_have_the_name_of_their_architecture():
-    """Of every GPU of the catalogue; its cores are asserted in test_catalogue.py."""
-    named = {slug: BY_CAPABILITY[tuple(board["compute_capability"])]["name"] for slug, board in TABLE.items()}
-    assert {slug: board["architecture"] for slug, board in TABLE.items()} == named
 
 
 def test_every_kernel_is_checked_for_the_architectures_that_are_surveyed():

@@ -115,32 +115,6 @@ def test_pools_have_as_many_outputs_as_window_positions(
 
 
 @given(conv=convolutions(), n=st.integers(1, 3))
-def test_products_of_fprop_and_wgrad_count_every_tap_of_every_output(conv: Conv2d, n: int) -> None:
-    """Both are one multiply-add for each output, filter tap and channel of the group, so they are equal."""
-    p, q, k = conv.output_shape
-    multiply_adds = n * p * q * k * conv.r * conv.s * conv.c // conv.groups
-    for pass_ in (Pass.FPROP, Pass.WGRAD):
-        assert sum(gemm.flops for gemm in conv.gemms(pass_, n)) == 2 * multiply_adds
-
-
-@given(conv=convolutions(), n=st.integers(1, 3))
-def test_products_of_dgrad_count_every_tap_that_can_reach_a_pixel(conv: Conv2d, n: int) -> None:
-    """
-    A tap reaches a pixel if some output position, inside the output or beyond its border, puts it there.
-
-    Taps that a stride steps over are not counted, which is what splitting dgrad into phases saves.
-    """
-    reached = 0
-    for y, x, tap_r, tap_s in itertools.product(range(conv.h), range(conv.w), range(conv.r), range(conv.s)):
-        down = y + conv.pad[0] - tap_r * conv.dilation[0]
-        right = x + conv.pad[2] - tap_s * conv.dilation[1]
-        reached += down % conv.stride[0] == 0 and right % conv.stride[1] == 0
-    multiply_adds = n * reached * conv.c * (conv.k // conv.groups)
-    assert sum(gemm.flops for gemm in conv.gemms(Pass.DGRAD, n)) == 2 * multiply_adds
-    assert all(gemm.m and gemm.n and gemm.k for gemm in conv.gemms(Pass.DGRAD, n))
-
-
-@given(conv=convolutions(), n=st.integers(1, 3))
 def test_every_pass_of_a_convolution_multiplies_each_output_by_each_tap_once(conv: Conv2d, n: int) -> None:
     """
     Counted from each pass's own side, pixel by pixel and tap by tap: outputs, the padded input, the filter.
