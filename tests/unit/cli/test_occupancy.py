@@ -13,8 +13,6 @@ from cubatch.hardware.waves import count_waves
 from cubatch.kernels import resources, survey, variant
 from cubatch.kernels.resources import Needs
 from cubatch.report.plots import occupancy
-from cubatch.report.tables import common, occupancy as occupancy_table
-from cubatch.units import format_count
 from tests.unit.commands import in_process
 
 FPROP = "conv2d_fprop_implicit_gemm_f32_simt_128x128x8_v4"
@@ -50,17 +48,6 @@ def test_a_launch_that_cannot_be_has_0_blocks_and_the_reason(run):
         (found,) = json.loads(out)["launches"]
         assert (code, found["blocks_per_sm"], found["limiters"]) == (0, blocks, ["shared_memory"])
     assert "0 blocks: the launch fails" in run("--threads", 1024, "--registers", 96, *V100)[1]
-
-
-def test_the_table_names_the_layer_and_who_chose_it(run):
-    """The one with most FLOP where none is named."""
-    asked = (FPROP, *V100, "--model", "resnet18", "--batch-size", 32)
-    title = "fprop of {} in resnet18"
-    out = " ".join(run(*asked)[1].split())
-    assert title.format("conv1") + ", the layer with most FLOP that it computes (--layer chooses another)" in out
-    out = " ".join(run(*asked, "--layer", "layer2.0.conv2")[1].split())
-    assert title.format("layer2.0.conv2") in out
-    assert "most FLOP" not in out
 
 
 def test_json_holds_all_that_the_table_says(run):
@@ -127,32 +114,6 @@ def test_all_variants_of_a_kernel_are_listed(run):
         if one.name.startswith("gemm_nt_implicit_gemm_f32_simt_") and one.runs_on(arch)
     ]
     assert len(shown) > 1
-
-
-@pytest.mark.parametrize("quantity", ["threads", "registers", "shared"])
-def test_a_sweep_marks_the_present_the_cliffs_and_the_nearest_better(run, quantity):
-    """The lines of the steps carry the remarks, and a sentence says what to change."""
-    _, out, _ = run(*NUMBERS, "--shared", "33KiB", *V100, "--sweep", quantity)
-    found = sweep(Needs(256, 96, 33 * 1024), (7, 0), quantity)
-    for step in found.steps:
-        span = common.span(format_count, (step.first, step.last))
-        (line,) = (line for line in out.splitlines() if line.strip().startswith(f"{span}  "))
-        assert ("now" in line) == (step.first <= found.value <= step.last)
-        assert ("drop beyond" in line) == step.cliff
-        assert ("nearest better" in line) == (found.better is not None and step.first <= found.better <= step.last)
-    assert occupancy_table.advice(found) in " ".join(out.split())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "name"),
-    [((*NUMBERS, "--sweep", "shared"), "a.png"), ((FPROP, *GO, "--sweep", "batch-size"), "b.svg")],
-)
-def test_a_picture_is_drawn_where_it_was_asked_for(run, tmp_path, arguments, name):
-    """Of a staircase and of a saw, with the file named."""
-    pytest.importorskip("matplotlib")
-    code, _, err = run(*arguments, *V100, "--plot", tmp_path / name)
-    assert (code, err.strip()) == (0, f"wrote {tmp_path / name}")
-    assert (tmp_path / name).stat().st_size > 5000
 
 
 def test_the_picture_holds_the_cliffs_and_the_marks(monkeypatch, tmp_path):

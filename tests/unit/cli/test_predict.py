@@ -9,9 +9,8 @@ import re
 import pytest
 
 from cubatch.network import models
-from cubatch.report import grid
 from cubatch.tuning import prediction as forecast
-from cubatch.units import format_bytes, format_count, format_percent, format_seconds, format_value
+from cubatch.units import format_percent, format_seconds, format_value
 from tests.unit.commands import in_process
 from tests.unit.predictions import lines_of
 
@@ -86,30 +85,6 @@ def test_input_shape_and_classes_make_the_network(run):
 # --- one GPU ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [(), ("--mode", "training", "--dtype", "float16"), ("--objective", "latency")])
-def test_the_table_says_what_the_json_says(run, options):
-    """Each candidate has its time, rate, interval and memory plan; the answer has the arrow; sentences beneath."""
-    code, out, err = run("lenet5", *V100, *options)
-    assert (code, err) == (0, "")
-    found = json.loads(run("lenet5", *V100, *options, "--json", "-")[1])
-    assert (found["schema"], found["predicted"]) == (1, True)
-    assert ("90 % interval" in out, "±" in out) == (True, False)
-    for line, m in zip(lines_of(out), found["measurements"], strict=True):
-        low, high = m["throughput_interval"]
-        shown = [
-            m["batch_size"], format_seconds(m["latency_seconds"]), format_count(m["samples_per_second"]),
-            between(low, high),
-        ]  # fmt: skip
-        assert re.match(r"\s+".join(map(str, shown)), line)
-        assert format_bytes(m["predicted_peak_bytes"]) in line
-        assert m["reasons"][0][:8] in line
-    assert re.findall(r"^→ +(\d+) ", out, re.MULTILINE) == [str(found["batch_size"])]
-    text = " ".join(out.split())
-    assert f"Predicted, not measured: use batch size {found['batch_size']}" in text
-    assert all(reason in text for reason in [*found["reasons"], *found["notes"]])
-    assert f"largest batch size that fits is {found['largest_batch_size']}" in text
-
-
 def test_json_is_the_forecast_that_python_gives(run, tmp_path):
     """The file holds `predict(...).to_mapping()`, and stdout the table all the same."""
     code, out, _ = run("lenet5", *V100, *FEW, "--json", tmp_path / "a.json")
@@ -117,12 +92,6 @@ def test_json_is_the_forecast_that_python_gives(run, tmp_path):
     assert json.loads((tmp_path / "a.json").read_text()) == PREDICT(
         "lenet5", device="v100-sxm2-16gb", batch_sizes=[1, 8, 64]
     ).to_mapping()  # fmt: skip
-
-
-def test_python_prints_the_same_table(run):
-    """A printed forecast, its `table()` and the command are one text."""
-    forecast = PREDICT("lenet5", device="v100-sxm2-16gb", batch_sizes=[1, 8, 64])
-    assert run("lenet5", *V100, *FEW)[1] == forecast.table() + "\n" == f"{forecast}\n"
 
 
 def test_every_line_with_a_figure_says_predicted(run):
@@ -150,42 +119,6 @@ def test_a_size_over_a_limit_says_which(run):
     assert "too slow" not in lines_of(out)[0]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("vgg16", "--device", "titan-x-pascal"),
-        ("vgg16", "--device", "titan-x-pascal", *FEW, "--mode", "training", "--explain", "--library", "cubatch"),
-        ("vgg16", "--devices", "rtx-pro-6000-blackwell-max-q,h200-sxm,t4", *FEW),
-        ("lenet5", "--devices", "jetson-agx-orin-64gb,b200,v100-sxm2-32gb"),
-    ],
-)
-def test_everything_fits_a_line(run, arguments):
-    """No line is wider than 110 characters, and no candidate takes two."""
-    code, out, _ = run(*arguments)
-    assert code == 0
-    assert max(map(len, out.splitlines())) <= grid.WIDTH
-    assert all("predicted" in line or "failed" in line for line in lines_of(out))
-
-
-# --- where the time goes ------------------------------------------------------------------------------------------
-
-
-def test_explain_of_a_network_covers_the_whole_step(run):
-    """The shares of the lines add up to all of the step, as the passes of the JSON do."""
-    code, out, _ = run("lenet5", *V100, *FEW, "--mode", "training", "--explain")
-    assert code == 0
-    explained = out[out.index("where the time of a step goes") :]
-    shares = [
-        float(found)
-        for found in re.findall(r" s\s+([\d.]+) %| [mµ]s\s+([\d.]+) %", explained)
-        for found in found
-        if found
-    ]
-    assert sum(shares) == pytest.approx(100, abs=0.06 * len(shares))
-    found = json.loads(run("lenet5", *V100, *FEW, "--mode", "training", "--json", "-")[1])
-    assert sum(one["share"] for one in found["passes"]) == pytest.approx(1)
-
-
 # --- several GPUs -------------------------------------------------------------------------------------------------
 
 
@@ -206,12 +139,6 @@ def test_gpus_are_compared_fastest_first(run):
         )  # fmt: skip
         assert re.match(r"\s+".join(map(str, shown)), line)
     assert f"{alone[0].device.slug} is the fastest" in out
-
-
-def test_extrapolation_is_said_of_gpus_side_by_side_too(run):
-    """An H200 was never measured, a V100 was: the note is there, after the GPU that it holds for."""
-    _, out, _ = run("mlp", "--devices", "v100-sxm2-16gb,h200-sxm", *FEW)
-    assert re.findall(r"^- (\S+): .*not fitted to measurements", out, re.MULTILINE) == ["h200-sxm"]
 
 
 def test_gpus_that_cannot_are_named_with_the_reason(run):

@@ -6,8 +6,6 @@ import base64
 import re
 from html.parser import HTMLParser
 
-import pytest
-
 from cubatch.report.page import html
 from cubatch.report.plots import style
 from tests.unit.predictions import predicted
@@ -119,37 +117,3 @@ def test_the_page_stands_alone_and_holds_the_reasons_the_curve_and_every_size():
     assert "The curve is flat from batch 64 on." in page.text
     assert "needs 1.20 GiB, 1.00 GiB may be used" in page.text
     assert "color-scheme: light dark" in text
-
-
-@pytest.mark.parametrize(
-    ("launch", "said"),
-    [
-        ({"launches": 660, "graph": True, "refusal": None}, "660, in one CUDA graph"),
-        ({"launches": 660, "graph": False, "refusal": "no <room>"}, "660, one by one: no <room>"),
-        ({"launches": None, "graph": False, "refusal": "by CuPy"}, "unknown, one by one: by CuPy"),
-    ],
-)
-def test_the_page_says_how_a_step_was_launched(launch, said):
-    """A row of what the run was made with."""
-    page = Page(html(result_of(environment={"launch": launch})))
-    assert "launches per step" in page.text
-    assert said in page.text
-
-
-def test_the_page_escapes_every_text_that_comes_from_outside():
-    """A model name, a reason, a device: whatever they hold stays text."""
-    bad = "<script>alert('x')</script>&\""
-    result = result_of(
-        spec={"name": bad}, mode=bad, library=bad, reasons=[bad], decided_by="plateau", created=bad,
-        device={"name": bad, "kind": bad}, environment={bad: bad},
-        measurements=[
-            measurement(1, 1.0, reasons=[f"crest {bad}"]), measurement(2, 1e-3, reasons=[f"crest {bad}"]),
-            measurement(4, 1.0, reasons=[bad]), measurement(8, status="error", stop_reason=bad),
-        ],
-        batch_size=4, fastest_batch_size=4,
-    )  # fmt: skip
-    page = Page(html(result))
-
-    assert "script" not in {tag for tag, _ in page.tags}
-    assert all(not re.search(r"^on|^alert", name) for _, attrs in page.tags for name in attrs)
-    assert page.text.count(bad) >= 10
