@@ -19,14 +19,6 @@ from tests.kernels import cases
 from tests.kernels.tiles import context, operand
 
 
-def test_the_operation_that_stands_in_has_the_code():
-    """A row of gemm_nt and gemm_nn is an image, of gemm_tn a pixel."""
-    entries = {
-        name: variant.find(name, "float32", family="simt", vector=1).entry for name in ("gemm_nt", "gemm_tn", "gemm_nn")
-    }
-    assert entries == {"gemm_nt": "conv2d_fprop", "gemm_tn": "conv2d_wgrad", "gemm_nn": "conv2d_dgrad"}
-
-
 @pytest.mark.parametrize("widest", [1, 7, 22])
 def test_a_sum_over_more_rows_than_an_image_has_pixels_goes_on_in_the_next(launcher, monkeypatch, widest):
     """Whole images and a residue; with 2^30 pixels in an image, a sum over any number of rows."""

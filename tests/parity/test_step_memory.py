@@ -566,14 +566,6 @@ def test_the_table_joins_layers_that_differ_in_their_number():
     assert " ".join(line[2:]) == format_bytes(sum(kept))
 
 
-def test_a_module_without_data_has_a_footprint():
-    """On the meta device, 400 MB of weights are not there."""
-    with torch.device("meta"):
-        module = nn.Linear(10_000, 10_000, bias=False)
-    found = cb.footprint(module, (10_000,), batch_size=2, mode="training", optimizer="sgd")
-    assert (found.weights, found.gradients) == (400_000_000, 400_000_000)
-
-
 @pytest.mark.parametrize(
     ("name", "limit", "device"),
     [*((name, 32 * 2**20, None) for name in ("U-Net", "adapters", "checkpointed")), ("U-Net", 2**30, "t4")],

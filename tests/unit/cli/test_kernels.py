@@ -43,20 +43,6 @@ def line_of(out, name):
     return next(line for line in out.splitlines() if line.startswith(name)).split("  ")
 
 
-def test_a_variant_is_listed_with_what_it_takes_on_an_architecture(run, tree):
-    """1 KiB of shared memory, 256 threads: 8 blocks fill the 64 warps of an SM of sm_80."""
-    tree()
-
-    code, out, err = run("--arch", "sm_80")
-
-    assert (code, err) == (0, "")
-    assert "small, sm_80" in out
-    assert "NVRTC 12.9.86" in out
-    cells = [cell.strip() for cell in line_of(out, "sums_f32") if cell.strip()]
-    assert cells[:3] == ["sums_f32", "any", "256"]
-    assert cells[4:] == ["0", "1.00 KiB", "8", "100 %"]
-
-
 def test_json_is_that_of_the_contract(run, tree):
     """One entry for each kernel, in it every variant on every architecture asked for."""
     tree()

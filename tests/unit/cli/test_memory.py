@@ -11,28 +11,8 @@ import cubatch
 import cubatch.engine
 import cubatch.tuning
 from cubatch.hardware import probe
-from cubatch.hardware.facts import Device
 from cubatch.hardware.memory_limit import memory_limit
 from cubatch.memory import fit
-
-
-def test_memory_says_of_which_device_it_is_and_what_does_not_fit(run, monkeypatch):
-    """A GPU that is not here by its name; on a CPU gradients are once for each thread, and that is said."""
-    code, out, _ = run("memory", "resnet50", "--batch-size", "256", "--device", "t4")
-    assert code == 0
-    assert out.startswith("resnet50 on Tesla T4, float32, batch 256, optimizer sgd: memory of a step")
-    above, layers, _ = " ".join(out.split()).partition("By layer")
-    assert "for the CUDA context and libraries), by the plan: " in above
-    assert layers
-    assert above.count("; 256 does not fit in training.") == 1
-    assert "gradients of its own" not in out
-    cpu = Device(name="A CPU", kind="cpu", threads=3, memory_bytes=2**30)
-    monkeypatch.setattr(probe, "resolve", lambda *_, **__: cpu)
-    _, out, _ = run("memory", "resnet18", "--batch-size", "8", "--memory", "1GiB")
-    assert out.startswith("resnet18 on A CPU, ")
-    assert "Each of 3 threads has its own gradients." in out
-    _, out, _ = run("memory", "mlp", "--batch-size", "8", "--memory", "1GiB")  # too short for threads to share it
-    assert "gradients of its own" not in out
 
 
 @pytest.mark.parametrize("options", [["--recompute"], ["--library", "im2col"]])

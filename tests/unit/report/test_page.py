@@ -9,33 +9,7 @@ from html.parser import HTMLParser
 from cubatch.report.page import html
 from cubatch.report.plots import style
 from tests.unit.predictions import predicted
-from tests.unit.tuned import measurement, result_of, tuned
-
-
-def test_the_page_says_why_beneath_the_table_and_sizes_of_one_reason_together():
-    """A sentence in a column of the table would make its row twenty lines tall."""
-    long = "RuntimeError: " + "can't allocate memory; " * 20
-    failed = [measurement(n, status="error", stop_reason=long) for n in (512, 1024)]
-    text = html(result_of(measurements=[*tuned()["measurements"], *failed]))
-    table, beneath = text.split("<tbody>")[1].split("</tbody>")[0], text.split("</tbody></table></div>")[1]
-
-    assert "allocate" not in table
-    assert "needs 1.20 GiB" not in table
-    assert beneath.count("512, 1024: error: RuntimeError") == 1
-    assert "<li>256: out of memory: needs 1.20 GiB, 1.00 GiB may be used</li>" in beneath
-
-
-def test_the_page_tells_what_the_gpu_was_like_where_that_is_known():
-    """The hottest size, not the answer, with its size; the answer's own power; without NVML not even the heading."""
-    hot = measurement(128, 0.04, temperature_celsius=71.0, power_watts=500.0)
-    cool = measurement(64, 0.02, temperature_celsius=61.0, power_watts=412.4, utilization_percent=97.0)
-    text = html(result_of(measurements=[cool, hot]))
-
-    for told in ("71 °C, at batch size 128", "412 W", "97 % of the time"):
-        assert told in text
-    assert "500 W" not in text
-    assert "fullest" not in text
-    assert "While measured" not in html(result_of())
+from tests.unit.tuned import measurement, result_of
 
 
 class Page(HTMLParser):

@@ -62,20 +62,6 @@ def test_of_a_linear_layer_it_is_the_largest_eigenvalue(c, k, n, seed):
     assert found.eigenvalue == pytest.approx(largest, rel=0.01, abs=2e-4)
 
 
-def test_in_float32_it_is_the_same_within_its_rounding():
-    """
-    A layer of 20 inputs and 10 classes at 200 samples: gradients of order 1 are rounded to 1e-7 of that.
-
-    Divided by twice the step of 0.01 that is 1e-5, of an eigenvalue of order 0.1.
-    """
-    random = np.random.default_rng(0)
-    images, labels = random.normal(0, 1, (200, 1, 1, 20)), random.integers(0, 10, 200)
-    weights = {"w": random.normal(0, 0.2, (10, 20)), "b": np.zeros(10)}
-    network = Network(input_shape=(1, 1, 20), layers=[Linear(name="fc", c=20, k=10)], weights={"fc": weights})
-    found, exact = sharpness(network, images, labels, device=CPU), in_float64(network, images, labels)
-    assert found.eigenvalue == pytest.approx(exact.eigenvalue, rel=1e-3)
-
-
 def test_of_two_layers_it_is_that_of_differences_of_the_loss():
     """
     Beside a Hessian from second differences of the loss alone, whose gradients nobody computes.
