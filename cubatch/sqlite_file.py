@@ -13,8 +13,7 @@ import fcntl
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from collections.abc import Iterator
 from pathlib import Path
 
 import platformdirs
@@ -26,13 +25,8 @@ from cubatch.units import visible
 ERRORS = (sqlite3.Error, OSError, UnicodeError)
 """What a file that cannot be used raises; UnicodeError: `sqlite3` decodes names and messages, also damaged ones."""
 BUSY_SECONDS = 30.0  # to wait for one write of another process
-_DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _MAGIC = b"SQLite format 3\0"
 _WAL_PAGES = 50  # of 4 KiB: a run of 30 KB needs no journal of megabytes
-
-
-class _OldSchema(StoreError):
-    """A file of an older version of cubatch."""
 
 
 def place(path: Path | str) -> Path:
@@ -53,62 +47,46 @@ def place(path: Path | str) -> Path:
     return file
 
 
-def connect(
-    path: Path, schema: str, version: int, *, on_replaced: Callable[[Path, str], None] | None = None
-) -> sqlite3.Connection:
+def connect(path: Path, schema: str, version: int) -> sqlite3.Connection:
     """
     Open an SQLite file, check it, and create its tables if it has none.
 
     Args:
         schema: CREATE statements of the tables.
         version: The number of the schema, stored as `user_version`.
-        on_replaced: None: a file that is damaged or of an older version is an error. Otherwise such a file is
-            renamed and a new one is created. The function is called with the file's new name and the reason.
 
     Returns:
         A connection that commits each statement, with foreign keys on and `sqlite3.Row` rows.
 
     Raises:
-        StoreError: If the file belongs to another program or a newer version; without `on_replaced` also to an older
-            version. With it, also if the file is no database and its name does not end in .sqlite3.
-        sqlite3.Error, OSError, UnicodeError: If the file cannot be opened; without `on_replaced` also if it is damaged
-            or no database.
+        StoreError: If the file belongs to another program or a newer version.
+        sqlite3.Error, OSError, UnicodeError: If the file cannot be opened, is damaged, no database or of an older
+            version.
     """
-    with locked(path, "open", BUSY_SECONDS):  # of two that switch the journal or rename the file, one would fail
+    with locked(path, "open", BUSY_SECONDS):  # of two that switch the journal, one would fail
+        if path.exists() and path.stat().st_size:
+            with path.open("rb") as file:
+                if file.read(len(_MAGIC)) != _MAGIC:  # SQLite takes a few bytes for an empty database
+                    raise _unusable("file is not a database", sqlite3.SQLITE_NOTADB)
+        database = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        database.row_factory = sqlite3.Row
         try:
-            return _open(path, schema, version)
-        except (sqlite3.DatabaseError, UnicodeError, _OldSchema) as error:
-            is_old = isinstance(error, _OldSchema)
-            if on_replaced is None or not (is_old or _is_damage(error)):
-                raise
-            if path.suffix != ".sqlite3" and not _has_magic(path):  # a script or a spec of the user
-                raise StoreError(str(path), "it is no database", "Name a new file.") from error
-            on_replaced(_rename(path), "from an older cubatch" if is_old else "damaged")
-            return _open(path, schema, version)
-
-
-def _open(path: Path, schema: str, version: int) -> sqlite3.Connection:
-    if path.exists() and path.stat().st_size and not _has_magic(path):  # SQLite takes a few bytes for an empty database
-        raise _damage("file is not a database")
-    database = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-    database.row_factory = sqlite3.Row
-    try:
-        is_new = _check(database, path, schema, version)
-        database.execute("PRAGMA foreign_keys = ON")
-        _choose_journal(database, path)
-        if is_new:
-            database.executescript(f"BEGIN IMMEDIATE; {schema}; PRAGMA user_version = {version}; COMMIT;")
-    except BaseException:
-        database.close()
-        raise
-    return database
+            is_new = _check(database, path, schema, version)
+            database.execute("PRAGMA foreign_keys = ON")
+            _choose_journal(database, path)
+            if is_new:
+                database.executescript(f"BEGIN IMMEDIATE; {schema}; PRAGMA user_version = {version}; COMMIT;")
+        except BaseException:
+            database.close()
+            raise
+        return database
 
 
 def _check(database: sqlite3.Connection, path: Path, schema: str, version: int) -> bool:
     """
     Return whether the database is new: it has neither tables nor a version number.
 
-    Raises StoreError if it is of another program or version, sqlite3.DatabaseError if it is damaged.
+    Raises StoreError if it is of another program or a newer version, sqlite3.DatabaseError if it is damaged or older.
     """
     number = database.execute("PRAGMA user_version").fetchone()[0]
     tables = {row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
@@ -120,27 +98,18 @@ def _check(database: sqlite3.Connection, path: Path, schema: str, version: int) 
     if number > version:
         raise StoreError(str(path), words, "Update cubatch, pass store=False, or another path.")
     if number < version:
-        raise _OldSchema(str(path), words, "The next run renames it and begins a new one.")
+        raise _unusable(words, sqlite3.SQLITE_SCHEMA)
     report = database.execute("PRAGMA quick_check(1)").fetchone()[0]
     if report != "ok":
         code = re.search(r"error code[ =](\d+)", report)  # of a read that failed; without one it is damage
-        raise _damage(report, int(code[1]) if code else sqlite3.SQLITE_CORRUPT)
+        raise _unusable(report, int(code[1]) if code else sqlite3.SQLITE_CORRUPT)
     return False
 
 
-def _has_magic(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(_MAGIC)) == _MAGIC
-
-
-def _damage(report: str, code: int = sqlite3.SQLITE_CORRUPT) -> sqlite3.DatabaseError:
+def _unusable(report: str, code: int) -> sqlite3.DatabaseError:
     error = sqlite3.DatabaseError(report)
     error.sqlite_errorcode = code
     return error
-
-
-def _is_damage(error: Exception) -> bool:
-    return isinstance(error, UnicodeError) or _code(error) in _DAMAGED
 
 
 def _choose_journal(database: sqlite3.Connection, path: Path) -> None:
@@ -152,15 +121,6 @@ def _choose_journal(database: sqlite3.Connection, path: Path) -> None:
             return
     database.execute("PRAGMA journal_mode = delete")
     database.execute("PRAGMA synchronous = FULL")
-
-
-def _rename(path: Path) -> Path:
-    """Rename a database and its journals, and return the new path; SQLite would apply old journals to a new file."""
-    name = f"{path.name}.old-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
-    for suffix in ("-wal", "-shm", "-journal", ""):
-        with contextlib.suppress(FileNotFoundError):
-            path.with_name(path.name + suffix).rename(path.with_name(name + suffix))
-    return path.with_name(name)
 
 
 @contextlib.contextmanager
@@ -197,15 +157,12 @@ def reason(error: Exception) -> str:
         sqlite3.SQLITE_CANTOPEN: "the file cannot be opened",
         sqlite3.SQLITE_IOERR: "reading or writing it failed",
         sqlite3.SQLITE_BUSY: f"it was locked for {BUSY_SECONDS:g} s",
+        sqlite3.SQLITE_CORRUPT: "the file is damaged; delete it",
+        sqlite3.SQLITE_NOTADB: "the file is damaged, or no database; name a new file",
+        sqlite3.SQLITE_SCHEMA: "the file is from an older cubatch; delete it",
     }
-    why = "the file is damaged; the next run renames it" if _is_damage(error) else "SQLite failed"
-    return f"{words.get(_code(error) or 0, why)} ({visible(str(error))})"
-
-
-def _code(error: Exception) -> int | None:
-    """Return SQLite's primary result code; None for an error without one."""
-    code: int | None = getattr(error, "sqlite_errorcode", None)
-    return None if code is None else code & 0xFF
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary result code
+    return f"{words.get(code, 'SQLite failed')} ({visible(str(error))})"
 
 
 def default_path() -> Path:

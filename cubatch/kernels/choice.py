@@ -119,7 +119,7 @@ class Winners:
         try:
             path = sqlite_file.place(self._path)
             path.parent.mkdir(parents=True, exist_ok=True)
-            with closing(_connect(path)) as database:
+            with closing(sqlite_file.connect(path, _SCHEMA, _VERSION)) as database:
                 return database.execute(statement, values).fetchall()
         except (*sqlite_file.ERRORS, StoreError) as error:
             _log.warning("kernel choices are not kept: %s: %s", self._path, error)
@@ -273,16 +273,12 @@ def delete_winners(path: Path, device: Device | None = None) -> int:
         path = sqlite_file.place(path)
         if not path.exists():
             return 0
-        with closing(_connect(path)) as database:
+        with closing(sqlite_file.connect(path, _SCHEMA, _VERSION)) as database:
             if device is None:
                 return database.execute("DELETE FROM winners").rowcount
             return database.execute("DELETE FROM winners WHERE gpu = ?", (gpu_name(device),)).rowcount
     except sqlite_file.ERRORS as error:
         raise StoreError(str(path), sqlite_file.reason(error), "Remove the file.") from error
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    return sqlite_file.connect(path, _SCHEMA, _VERSION, on_replaced=lambda _old, _reason: None)
 
 
 def gpu_name(device: Device) -> str:

@@ -41,7 +41,6 @@ _TEXT: Mapping[str, str] = {
     # --- cached timings
     "cache_waited": "Waited {waited_seconds} for another process that measured the same run.",
     "cache_conditions": "Cached timings do not apply: {differences}.",
-    "cache_replaced": "The store {path} was {reason}; it was renamed to {old} and a new one begun.",
     "cache_damaged": (
         "Run {run} of the store {path} has a damaged row ({reason}): this call measures again, and `cubatch store "
         "clear {run} --store {path}` deletes that run."

@@ -7,10 +7,9 @@ fields that differ. A run has its timings, one row per batch size and round, and
 Everything that no statement searches for is JSON.
 
 Each timing is its own commit, so a killed process loses none that it reported. A store that fails never stops a
-measurement: it continues without the store, and a note explains why. Damaged files, and those of older versions, are
-renamed and a new one is begun. A run with a damaged row stays in the file, and a new run is begun. Two calls of one run
-take turns by a file lock, which the kernel drops when its holder ends. A copy of the file while it is in use needs
-`store.sqlite3-wal` too, which has the latest rows.
+measurement: it continues without the store, and a note explains why. A run with a damaged row stays in the file, and a
+new run is begun. Two calls of one run take turns by a file lock, which the kernel drops when its holder ends. A copy of
+the file while it is in use needs `store.sqlite3-wal` too, which has the latest rows.
 """
 
 from __future__ import annotations
@@ -270,10 +269,7 @@ class Run:
         """Lock the run, open the file, and continue the run or insert it."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._lock(path, identity, wait_seconds)
-        self._database = database = sqlite_file.connect(
-            path, SCHEMA, VERSION,
-            on_replaced=lambda old, why: self._warn(note("cache_replaced", path=path, reason=why, old=old)),
-        )  # fmt: skip
+        self._database = database = sqlite_file.connect(path, SCHEMA, VERSION)
         self._resources.callback(database.close)
         rows = database.execute(
             "SELECT id, conditions FROM runs WHERE identity = ? ORDER BY id DESC", (identity,)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 import sqlite3
 
 import pytest
@@ -85,46 +84,39 @@ def damage(path, how):
 
 @pytest.mark.parametrize(
     ("how", "version", "reason"),
-    [("text", 1, "damaged"), ("cut", 1, "damaged"), ("zeroed page", 1, "damaged"), ("old", 2, "from an older cubatch")],
+    [
+        ("text", 1, "no database"),
+        ("cut", 1, "damaged"),
+        ("zeroed page", 1, "damaged"),
+        ("old", 2, "older cubatch; delete"),
+    ],
 )
-def test_a_damaged_or_old_file_is_renamed(file, how, version, reason):
-    """Its content stays under another name, and a new file is begun; without `on_replaced` it is an error."""
+def test_a_damaged_or_old_file_is_an_error(file, how, version, reason):
+    """Its content stays, and the reason names the remedy."""
     content = damage(file, how)
-    with pytest.raises((sqlite3.DatabaseError, StoreError)):
+    with pytest.raises(sqlite3.DatabaseError) as caught:
         sqlite_file.connect(file, SCHEMA, version)
+    assert reason in sqlite_file.reason(caught.value)
     assert file.read_bytes() == content
-    renamed = []
-    database = sqlite_file.connect(file, SCHEMA, version, on_replaced=lambda *words: renamed.append(words))
-    assert database.execute("SELECT count(*) FROM numbers").fetchone()[0] == 0
-    database.close()
-    ((old, why),) = renamed
-    assert why == reason
-    assert re.fullmatch(r"file\.sqlite3\.old-\d{8}T\d{6}\.\d{6}Z", old.name)
-    assert old.read_bytes() == content
 
 
-def test_files_of_others_stay(file, tmp_path):
-    """A newer version, another program's database, a script: each is an error, and nothing is renamed."""
-    byte = tmp_path / "byte"
-    byte.write_bytes(b"x")
-    script = tmp_path / "script.py"
-    script.write_text("print(1)\n" * 100)
+def test_files_of_others_are_errors(file, tmp_path):
+    """A newer version, and another program's database: the message names the reason."""
     other = tmp_path / "other.sqlite3"
     database = sqlite3.connect(other)
     database.execute("CREATE TABLE accounts (name TEXT)")
     database.close()
-    for path, version, words in (
-        (file, 0, "Update cubatch"),
-        (other, 1, "another program"),
-        (script, 1, "no database"),
-        (byte, 1, "no database"),
-    ):
+    for path, version, words in ((file, 0, "Update cubatch"), (other, 1, "another program")):
         with pytest.raises(StoreError, match=words):
-            sqlite_file.connect(path, SCHEMA, version, on_replaced=lambda *_: pytest.fail("renamed"))
+            sqlite_file.connect(path, SCHEMA, version)
+    byte = tmp_path / "byte"
+    byte.write_bytes(b"x")
+    with pytest.raises(sqlite3.DatabaseError, match="not a database"):
+        sqlite_file.connect(byte, SCHEMA, 1)
 
 
 def test_a_read_that_fails_is_no_damage(file, monkeypatch):
-    """`quick_check` reports it like damage, with the result code of the read (266): the file stays."""
+    """`quick_check` reports it like damage, with the result code of the read (266)."""
 
     class Failing(sqlite3.Connection):
         def execute(self, statement, *values):
@@ -134,7 +126,7 @@ def test_a_read_that_fails_is_no_damage(file, monkeypatch):
 
     monkeypatch.setattr(sqlite_file.sqlite3, "connect", functools.partial(sqlite3.connect, factory=Failing))
     with pytest.raises(sqlite3.DatabaseError, match="unable to get") as caught:
-        sqlite_file.connect(file, SCHEMA, 1, on_replaced=lambda *_: pytest.fail("renamed"))
+        sqlite_file.connect(file, SCHEMA, 1)
     assert "reading or writing it failed" in sqlite_file.reason(caught.value)
 
 

@@ -329,17 +329,6 @@ def test_a_file_that_cannot_be_used_costs_only_the_memory(tmp_path, caplog):
     assert chosen(PROBLEM, V100, device.prepare).kernel == CONTENDERS[1]
 
 
-def test_a_damaged_file_is_begun_anew(tmp_path):
-    """Garbage in place of the database loses winners, which are timed again, and nothing else."""
-    path = tmp_path / "kernels.sqlite3"
-    path.write_bytes(b"SQLite format 3\0" + b"garbage" * 500)
-    device = FakeDevice(taking(3e-3, 1e-3))
-    kept = winners(path)
-    assert choice(device, kept)(PROBLEM, V100, device.prepare).kernel == CONTENDERS[1]
-    again = FakeDevice({})
-    assert choice(again, winners(path))(PROBLEM, V100, again.prepare).kernel == CONTENDERS[1]
-
-
 @pytest.mark.parametrize(
     ("dtype", "compiled"),
     [
