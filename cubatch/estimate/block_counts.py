@@ -11,7 +11,6 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable
 
-from cubatch.errors import InvalidArgument
 from cubatch.network.layer import Layer
 from cubatch.network.passes import Gemm, Pass
 
@@ -55,33 +54,6 @@ def num_blocks(layer: Layer, pass_: Pass, batch_size: int, tile: tuple[int, int]
     return sum(gemm.count * tiles(gemm.m, tile[0]) * tiles(gemm.n, tile[1]) for gemm in grid)
 
 
-def winograd_blocks(
-    layer: Layer, pass_: Pass, batch_size: int, tile: tuple[int, int] = TILE, outputs: int = WINOGRAD_OUTPUTS
-) -> int:
-    """
-    Return the blocks of the products of Winograd's algorithm, 36 side by side for F(4x4, 3x3).
-
-    Each product has a row per tile of outputs and a column per filter.  The transforms are separate launches.
-
-    Args:
-        layer: A 3x3 convolution of stride 1.
-        pass_: Its forward pass or the gradient of its input.
-        tile: Rows and columns of the product that a block computes.
-        outputs: Rows and columns of a tile of outputs: 4, or 2 for F(2x2, 3x3) with 16 products.
-
-    Raises:
-        InvalidArgument: If the algorithm does not compute the pass.
-
-    Example:
-        >>> from cubatch.network.layers import Conv2d
-        >>> winograd_blocks(Conv2d(h=19, w=19, c=128, k=128, r=3, s=3, pad=1), Pass.FPROP, 10)
-        72
-    """
-    rows, columns, filters = _outputs(layer, pass_)
-    pieces = batch_size * tiles(rows, outputs) * tiles(columns, outputs)
-    return (outputs + 2) ** 2 * tiles(pieces, tile[0]) * tiles(filters, tile[1])
-
-
 def largest_batch(blocks: Blocks, most: int, limit: int) -> int:
     """Return the largest batch size n up to `limit` with blocks(n) <= `most`; 0 if even one sample has more."""
     return bisect.bisect_right(range(1, limit + 1), most, key=blocks)
@@ -100,16 +72,3 @@ def products(layer: Layer, pass_: Pass, batch_size: int) -> tuple[Gemm, ...]:
 def tiles(extent: int, tile: int) -> int:
     """Return ceil(extent / tile): the number of tiles of `tile` elements that cover `extent` elements."""
     return -(-extent // tile)
-
-
-def _outputs(layer: Layer, pass_: Pass) -> tuple[int, int, int]:
-    """
-    Return rows, columns and filters of the result of a 3x3 convolution of stride 1, or of its input gradient.
-
-    For other layers and passes it raises InvalidArgument.
-    """
-    shape = layer.convolution
-    if shape is None or not shape.is_plain_3x3 or pass_ is Pass.WGRAD:
-        wanted = "the forward pass or input gradient of a convolution 3x3 of stride 1, without dilation and groups"
-        raise InvalidArgument("layer, pass_", f"{layer}, {pass_.value}", wanted)
-    return layer.output_shape if pass_ is Pass.FPROP else layer.input_shape

@@ -9,12 +9,12 @@ from typing import Any
 import attrs
 
 from cubatch.estimate.batch_sweep import spread
-from cubatch.estimate.block_counts import TILE, Blocks, num_blocks, winograd_blocks
+from cubatch.estimate.block_counts import TILE, Blocks, num_blocks
 from cubatch.estimate.expected import predicted
 from cubatch.hardware.facts import Device
 from cubatch.hardware.waves import Occupancy
 from cubatch.kernels import cost_model
-from cubatch.kernels.problem import Problem, problem_of, tiled
+from cubatch.kernels.problem import Problem, problem_of
 from cubatch.kernels.ranking import Choose, first_ranked
 from cubatch.kernels.resources import Needs, Recorded, recorded_figures, recorded_needs
 from cubatch.kernels.variant import Kernel
@@ -49,11 +49,15 @@ def first_grid(
         ((256, 128), 4, 72)
     """
     chosen = _chosen(layer, pass_, batch_size, device=device, dtype=dtype, library=library)
-    kernel, layer = (None, layer) if chosen is None else (chosen[1], tiled(layer))
-    tile, outputs = _tile_of(kernel), None if kernel is None else kernel.winograd
-    if outputs is None:
-        return tile, None, functools.partial(num_blocks, layer, pass_, tile=tile)
-    return tile, outputs, functools.partial(winograd_blocks, layer, pass_, tile=tile, outputs=outputs)
+    if chosen is None:
+        return TILE, None, functools.partial(num_blocks, layer, pass_)
+    kernel = chosen[1]
+
+    def blocks(size: int) -> int:
+        problem = problem_of(layer, pass_, size, dtype)
+        return 0 if problem is None else cost_model.blocks(problem, kernel)
+
+    return _tile_of(kernel), kernel.winograd, blocks
 
 
 def on_sms(

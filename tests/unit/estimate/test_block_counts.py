@@ -9,11 +9,9 @@ from functools import partial
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from cubatch.errors import InvalidArgument
 from cubatch.estimate.block_counts import (
     largest_batch,
     num_blocks,
-    winograd_blocks,
 )
 from cubatch.hardware.waves import busiest_sm_blocks, coulom_batch_size
 from cubatch.network.extents import MAX_EXTENT
@@ -57,39 +55,6 @@ def test_attention_is_judged_by_its_largest_product():
 def test_layers_without_products_have_no_blocks():
     """An elementwise layer is bounded by its bytes."""
     assert num_blocks(ReLU(h=8, w=8, c=8), Pass.FPROP, 100) == 0
-
-
-# --- Winograd ------------------------------------------------------------------------------------------------
-
-
-@given(h=st.integers(1, 30), w=st.integers(1, 30), c=st.integers(1, 99), k=st.integers(1, 300), n=st.integers(1, 20),
-       pad=st.integers(1, 2), tile=TILES)  # fmt: skip
-def test_winograd_has_36_products_of_pieces_by_filters(h, w, c, k, n, pad, tile):
-    """The pieces are counted by walking over the outputs in steps of 4 x 4; dgrad's outputs are the layer's input."""
-    layer = Conv2d(h=h, w=w, c=c, k=k, r=3, s=3, pad=pad)
-    for pass_, (rows, columns, filters) in ((Pass.FPROP, layer.output_shape), (Pass.DGRAD, layer.input_shape)):
-        pieces = n * len(list(itertools.product(range(0, rows, 4), range(0, columns, 4))))
-        expected = 36 * len(range(0, pieces, tile[0])) * len(range(0, filters, tile[1]))
-        assert winograd_blocks(layer, pass_, n, tile) == expected
-
-
-@pytest.mark.parametrize(
-    ("layer", "pass_"),
-    [
-        (Conv2d(h=8, w=8, c=8, k=8, r=5, s=5), Pass.FPROP),
-        (Conv2d(h=8, w=8, c=8, k=8, r=3, s=3, stride=2), Pass.FPROP),
-        (Conv2d(h=8, w=8, c=8, k=8, r=3, s=3, dilation=2), Pass.FPROP),
-        (Conv2d(h=8, w=8, c=8, k=8, r=3, s=3, groups=2), Pass.FPROP),
-        (Linear(c=8, k=8), Pass.FPROP),
-        (GO, Pass.WGRAD),
-    ],
-)
-def test_winograd_is_refused_where_it_is_not_defined(layer, pass_):
-    """F(4x4) is for 3 x 3 filters of stride 1; the error names the layer and the pass."""
-    with pytest.raises(InvalidArgument) as caught:
-        winograd_blocks(layer, pass_, 4)
-    assert pass_.value in str(caught.value)
-    assert "3x3" in str(caught.value)
 
 
 # --- the general rule ----------------------------------------------------------------------------------------
@@ -146,27 +111,15 @@ def test_the_general_rule_is_its_closed_form(n, b, num_sms, h, c, k, stride, sli
         assert found(Pass.DGRAD) == closed(c, h * h)
 
 
-@given(n=st.integers(1, 40), num_sms=st.integers(1, 150), h=st.integers(1, 40), k=st.integers(1, 300), tile=TILES)
-def test_winograds_rule_is_its_closed_form(n, num_sms, h, k, tile):
-    """F(4x4): whole tiles of pieces are floor(n SM / (36 ceil(K / Tn))), and each sample has ceil(P/4) ceil(Q/4)."""
-    layer = Conv2d(h=h, w=h, c=7, k=k, r=3, s=3, pad=1)
-    pieces = n * num_sms // (36 * math.ceil(k / tile[1])) * tile[0]
-    expected = pieces // math.ceil(h / 4) ** 2
-    assert crest(n, blocks=partial(winograd_blocks, layer, Pass.FPROP, tile=tile), num_sms=num_sms) == expected
-
-
 @settings(max_examples=examples(150))
 @given(
     n=st.integers(1, 4), num_sms=st.integers(1, 60), h=st.integers(1, 20), c=st.integers(1, 70), k=st.integers(1, 70),
-    pass_=st.sampled_from([Pass.FPROP, Pass.DGRAD]), stride=st.integers(1, 2), tile=TILES, turn=st.integers(0, 1),
+    pass_=st.sampled_from([Pass.FPROP, Pass.DGRAD]), stride=st.integers(1, 2), tile=TILES,
 )  # fmt: skip
-def test_at_a_crest_no_sm_has_more_and_at_one_more_sample_one_has(n, num_sms, h, c, k, pass_, stride, tile, turn):
-    """Whatever the algorithm and pass, phases of a strided gradient included."""
-    layer = Conv2d(h=h, w=h, c=c, k=k, r=3, s=3, pad=1, stride=1 if turn else stride)
-    blocks = [
-        partial(num_blocks, layer, pass_, tile=tile),
-        partial(winograd_blocks, layer, pass_, tile=tile),
-    ][turn]
+def test_at_a_crest_no_sm_has_more_and_at_one_more_sample_one_has(n, num_sms, h, c, k, pass_, stride, tile):
+    """Whatever the pass, phases of a strided gradient included."""
+    layer = Conv2d(h=h, w=h, c=c, k=k, r=3, s=3, pad=1, stride=stride)
+    blocks = partial(num_blocks, layer, pass_, tile=tile)
     top = crest(n, blocks=blocks, num_sms=num_sms)
     assert busiest_sm_blocks(blocks(top + 1), num_sms) > n
     assert top == 0 or busiest_sm_blocks(blocks(top), num_sms) <= n
