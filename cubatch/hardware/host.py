@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from cubatch.units import parse_bytes
@@ -17,9 +17,6 @@ from cubatch.units import parse_bytes
 ROOT = Path("/")
 
 _UNLIMITED_BYTES = 2**62  # cgroup v1 writes "no limit" as the largest multiple of a page in a signed 64-bit number
-_THROTTLED_SHARE = 0.02  # of the periods: a step in a period whose quota is used up ends up to 100 ms later
-_FEWEST_PERIODS = 10  # mostly of 100 ms: among fewer a single one weighs too much
-
 
 # By version of the cgroup interface: the files with the limits of memory and its usage, and the key of the idle cache.
 # Above "high" no process is killed: a process that needs more waits until the kernel has reclaimed it elsewhere.
@@ -44,38 +41,6 @@ def cpu_threads(root: Path = ROOT) -> int:
     allowed = len(os.sched_getaffinity(0))
     quotas = [quota for group, version in _groups(root, "cpu") if (quota := _quota(group, version)) is not None]
     return max(1, min(allowed, int(min(quotas)))) if quotas else allowed
-
-
-def cpu_periods(root: Path = ROOT) -> dict[str, tuple[int, int]]:
-    """
-    Return the numbers of (periods, throttled periods) of each CPU quota so far, by the folder of its cgroup.
-
-    All threads of a cgroup are stopped for the rest of a throttled period.
-    """
-    counted = {}
-    for group, version in _groups(root, "cpu"):
-        text = read_text(group / "cpu.stat")
-        counts = [re.search(rf"^nr_{name} ([0-9]+)$", text, re.MULTILINE) for name in ("periods", "throttled")]
-        if _quota(group, version) is not None and counts[0] and counts[1]:
-            counted[str(group)] = (int(counts[0][1]), int(counts[1][1]))
-    return counted
-
-
-def throttled_share(before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]]) -> float | None:
-    """
-    Return the largest share of throttled periods between two results of `cpu_periods`; None if it is below 2 %.
-
-    Example:
-        >>> throttled_share({"job": (100, 7)}, {"job": (200, 50)})
-        0.43
-        >>> throttled_share({"job": (100, 7)}, {"job": (200, 8)})
-    """
-    shares = [0.0]
-    for group in before.keys() & after.keys():
-        periods, throttled = (end - start for start, end in zip(before[group], after[group], strict=True))
-        if periods >= _FEWEST_PERIODS:
-            shares.append(throttled / periods)
-    return max(shares) if max(shares) >= _THROTTLED_SHARE else None
 
 
 def cpu_caches(root: Path = ROOT) -> dict[str, int]:

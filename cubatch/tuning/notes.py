@@ -26,8 +26,7 @@ STATE_REMAINS = "state_remains"
 """Code of the note that batch sizes did not start from the same state of a module."""
 
 WARNINGS = frozenset({
-    "answered_from_cache", "cached_interference", "cache_continued", "interference", "cpu_quota", STATE_REMAINS,
-    "output_stays",
+    "answered_from_cache", "cached_interference", "cache_continued", "interference", STATE_REMAINS, "output_stays",
 })  # fmt: skip
 """Codes of notes that come right after the recommendation: they put the timings themselves in doubt."""
 
@@ -63,10 +62,6 @@ _TEXT: Mapping[str, str] = {
     "cpus_stolen": (
         "The hypervisor took {stolen_share} of the CPU time (steal): measure again when the other machines of this "
         "host are quiet, or on CPUs of your own."
-    ),
-    "cpu_quota": (
-        "A CPU quota (cgroup) was used up in {throttled_share} of its periods during the measurement, and threads "
-        "waited for the next period: use fewer threads, or raise the quota."
     ),
     "page_faults": "{message}",
     "heap_thresholds": (

@@ -13,7 +13,6 @@ import attrs
 from cubatch.engine.conditions import conditions, environment
 from cubatch.errors import CubatchError, NothingMeasured
 from cubatch.frameworks.loader_rate import LoaderRate
-from cubatch.hardware import host
 from cubatch.measure.records import Measured, Recorder
 from cubatch.search import loop
 from cubatch.tuning import answer as answers, machine_lock, progress, store
@@ -217,7 +216,6 @@ class _Session:
     def _exclusive(self) -> Iterator[None]:
         """Measure exclusively in the block; note and cache interference by other processes, also after an error."""
         interference: list[str] = []
-        periods = host.cpu_periods()
         try:
             with machine_lock.exclusive(self.subject.device, self.subject.worker_pid) as interference:
                 self.run.save_disturbed(interference)  # so that it is known after a kill
@@ -225,5 +223,3 @@ class _Session:
         finally:
             self.run.save_disturbed(interference)
             self.notes += [note("interference", message=message) for message in interference]
-            if share := host.throttled_share(periods, host.cpu_periods()):
-                self.notes.append(note("cpu_quota", throttled_share=share))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cubatch.bench import bench_results
-from cubatch.hardware import cpu_load, host
+from cubatch.hardware import cpu_load
 from cubatch.kernels.toolchain import nvrtc
 from cubatch.measure import clocks
 from tests import virtual_time
@@ -16,7 +16,6 @@ from tests.unit.bench_fakes import World, enter
 def quiet(monkeypatch):
     """No other process uses the CPUs, even if tests run at the same time."""
     monkeypatch.setattr(cpu_load, "snapshot", lambda *_: None)
-    monkeypatch.setattr(host, "cpu_periods", dict)
 
 
 @pytest.fixture

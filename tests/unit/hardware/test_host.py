@@ -144,61 +144,6 @@ def test_the_quota_of_version_1_counts_too(machine, mount, quota, threads):
     assert host.cpu_threads(machine.root) == threads
 
 
-CPU_STAT = "usage_usec 5\nnr_periods {}\nnr_throttled {}\nthrottled_usec 9\n"
-
-
-def test_the_periods_of_each_quota_are_counted(machine):
-    """The job may use two CPUs, the group above it one; the group between has no quota, and counts zeros."""
-    machine("proc/self/cgroup", "0::/top/mid/job\n")
-    for place, quota, counts in (
-        ("top", "100000", (50, 20)),
-        ("top/mid", "max", (0, 0)),
-        ("top/mid/job", "200000", (70, 3)),
-    ):
-        machine(f"sys/fs/cgroup/{place}/cpu.max", f"{quota} 100000\n")
-        machine(f"sys/fs/cgroup/{place}/cpu.stat", CPU_STAT.format(*counts))
-
-    groups = machine.root / "sys/fs/cgroup/top"
-    assert host.cpu_periods(machine.root) == {str(groups): (50, 20), str(groups / "mid/job"): (70, 3)}
-
-
-def test_version_1_counts_periods_too(machine):
-    """With time in nanoseconds, under another name, which is not read."""
-    machine("proc/self/cgroup", "3:cpu,cpuacct:/\n")
-    machine("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "150000\n")
-    machine("sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n")
-    machine("sys/fs/cgroup/cpu/cpu.stat", "nr_periods 8\nnr_throttled 5\nthrottled_time 77\n")
-
-    assert [*host.cpu_periods(machine.root).values()] == [(8, 5)]
-
-
-@pytest.mark.parametrize("quota", ["100000 100000\n", None])
-def test_without_counts_there_are_no_periods(machine, quota):
-    """There are kernels without the file, and groups without a quota."""
-    machine("proc/self/cgroup", "0::/\n")
-    if quota is not None:
-        machine("sys/fs/cgroup/cpu.max", quota)
-
-    assert host.cpu_periods(machine.root) == {}
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "share"),
-    [
-        ({"job": (100, 7)}, {"job": (200, 9)}, 0.02),
-        ({"job": (100, 7)}, {"job": (200, 8)}, None),
-        ({"job": (100, 7)}, {"job": (109, 16)}, None),  # nine periods
-        ({"job": (100, 7)}, {"job": (110, 17)}, 1.0),
-        ({"job": (100, 7)}, {"job": (100, 7)}, None),  # no period has ended
-        ({"job": (100, 0), "top": (100, 0)}, {"job": (200, 0), "top": (200, 60)}, 0.6),  # other members used it up
-        ({}, {"job": (200, 50)}, None),  # set after the first look
-    ],
-)
-def test_the_share_of_throttled_periods_is_that_of_the_tightest_group(before, after, share):
-    """Below a fiftieth, or among few periods, it says nothing about a median."""
-    assert host.throttled_share(before, after) == share
-
-
 def test_caches_are_those_for_data(machine):
     """The instruction cache is left out, the first level says that it is for data."""
     caches = [(1, "Data", "48K"), (1, "Instruction", "32K"), (2, "Unified", "1024K"), (3, "Unified", "32M")]

@@ -83,27 +83,6 @@ def test_a_run_that_goes_on_says_what_disturbed_the_cached_timings(tmp_path, vir
     assert len(store.list_runs(kept)) == 1
 
 
-def test_a_quota_is_told_and_throws_no_timings_away(tmp_path, virtual, monkeypatch):
-    """It stays, so that beginning anew helps nobody: a run that goes on has the timings of before."""
-    kept, ended = tmp_path / "kept", iter(range(100, 2000, 100))
-
-    def interrupt(event):
-        if event.kind == "timing" and event.batch_size == 32:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(host, "cpu_periods", lambda: {"job": (periods := next(ended), periods // 5)})
-    with pytest.raises(KeyboardInterrupt) as stopped:
-        tune(store=kept, progress=interrupt)
-    before = rows(kept)
-    said = [reason for reason in stopped.value.partial.reasons if "quota" in reason]
-    assert [reason[: reason.index(",")] for reason in said] == [
-        "A CPU quota (cgroup) was used up in 20 % of its periods during the measurement"
-    ]
-    tune(store=kept)
-    assert rows(kept).items() >= before.items()
-    assert len(store.list_runs(kept)) == 1
-
-
 # --- the store -----------------------------------------------------------------------------------------------
 
 
