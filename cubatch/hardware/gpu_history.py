@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 import attrs
@@ -10,8 +9,6 @@ import attrs
 from cubatch.errors import CubatchError
 from cubatch.hardware import nvml
 from cubatch.hardware.nvml import Listed, Monitor, Process, Snapshot, name_processes
-
-COURSE_LENGTH = 20  # latest values of the memory in use that are drawn
 
 _PEAKS = ("used_bytes", "power_watts", "temperature_celsius", "utilization_percent", "sm_clock_mhz")
 
@@ -25,14 +22,12 @@ class GpuRecord:
     processes: tuple[Process, ...] = ()  # processes that hold its memory now
     # highest used_bytes, power_watts, temperature_celsius, utilization_percent and sm_clock_mhz
     peaks: dict[str, float] = attrs.field(factory=dict)
-    # shares of its memory that were in use at the latest queries, the newest last
-    course: deque[float] = attrs.field(factory=lambda: deque(maxlen=COURSE_LENGTH))
     joules: float | None = None  # energy of the board since the watch began; None where it has no counter
     problem: str = ""  # why the latest reading failed; empty if it did not
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the attributes by name as a dict for JSON, and `processes` as a phrase under "holders"."""
-        return attrs.asdict(self) | {"course": list(self.course), "holders": name_processes(self.processes)}
+        return attrs.asdict(self) | {"holders": name_processes(self.processes)}
 
 
 class GpuHistory:
@@ -71,8 +66,6 @@ class GpuHistory:
         for name in _PEAKS:
             if (value := getattr(now, name)) is not None:
                 record.peaks[name] = max(value, record.peaks.get(name, value))
-        if now.used_bytes is not None and now.total_bytes:
-            record.course.append(now.used_bytes / now.total_bytes)
         joules = monitor.energy_joules()
         first = self._first_joules.setdefault(uuid, joules)
         record.joules = None if joules is None or first is None else joules - first

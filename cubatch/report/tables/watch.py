@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cubatch.report.grid import Grid
 from cubatch.report.tables.common import written
 from cubatch.units import format_bytes
 
-_DISPENSABLE = ("energy", "clock", "most °C", "most W", "most load", "course of memory")
-_BARS = "▁▂▃▄▅▆▇█"
+_DISPENSABLE = ("energy", "clock", "most °C", "most W", "most load")
 
 
 def watched(gpus: Sequence[Mapping[str, Any]], *, title: str) -> Grid:
@@ -22,17 +21,6 @@ def watched(gpus: Sequence[Mapping[str, Any]], *, title: str) -> Grid:
     """
     notes = [line for gpu in gpus for line in _lines(gpu)]
     return Grid.of(gpus, _COLUMNS, title=title, notes=[notes] if notes else [], dispensable=_DISPENSABLE)
-
-
-def sparkline(shares: Iterable[float]) -> str:
-    """
-    Return shares as a text with a bar for each; shares outside of [0, 1] count as 0 or 1.
-
-    Example:
-        >>> sparkline([0.0, 0.5, 1.0])
-        '▁▅█'
-    """
-    return "".join(_BARS[min(len(_BARS) - 1, int(max(0.0, share) * len(_BARS)))] for share in shares)
 
 
 def _lines(gpu: Mapping[str, Any]) -> list[str]:
@@ -61,7 +49,6 @@ _COLUMNS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "memory": lambda gpu: written(format_bytes, gpu["now"]["used_bytes"]),
     "most": lambda gpu: written(format_bytes, gpu["peaks"].get("used_bytes")),
     "of": lambda gpu: written(format_bytes, gpu["now"]["total_bytes"]),
-    "course of memory": lambda gpu: sparkline(gpu["course"]) or None,
     "load": _now("utilization_percent", "{:.0f} %"),
     "most load": _most("utilization_percent", "{:.0f} %"),
     "clock": _now("sm_clock_mhz", "{:.0f} MHz"),

@@ -10,7 +10,7 @@ import pytest
 
 from cubatch.errors import DeviceFailed, DeviceNotAvailable
 from cubatch.hardware import nvml
-from cubatch.hardware.gpu_history import COURSE_LENGTH, GpuHistory
+from cubatch.hardware.gpu_history import GpuHistory
 from cubatch.hardware.nvml import Listed, Monitor, Process, Snapshot, name_processes
 from tests.nvml import GIB, NO_MEMORY_TOLD, OTHER, SLICE, STATUSES, UNTOLD, UUID, Gpu, Library, a_slice
 
@@ -115,17 +115,8 @@ def test_peaks_are_of_all_looks_and_the_rest_is_of_the_last(library):
         (seen,) = looked.read()
 
     assert (seen.now.used_bytes, seen.peaks["used_bytes"]) == (35 * GIB, 70 * GIB)
-    assert list(seen.course) == [10 / 140, 70 / 140, 35 / 140]
     assert seen.joules == 4.0
-    assert json.loads(json.dumps(seen.to_mapping()))["course"] == list(seen.course)
-
-
-def test_the_course_has_an_end(library):
-    """A watch of days keeps no more than its picture shows."""
-    looked = GpuHistory()
-    for _ in range(COURSE_LENGTH + 5):
-        (seen,) = looked.read()
-    assert len(seen.course) == COURSE_LENGTH
+    assert json.loads(json.dumps(seen.to_mapping()))["joules"] == 4.0
 
 
 def test_a_slice_has_memory_and_nothing_of_its_board(library):

@@ -250,7 +250,7 @@ def watch_page():
     facts = ("used_bytes", "total_bytes", "sm_clock_mhz", "throttle_reasons", "power_watts", "power_limit_watts")
     nothing = dict.fromkeys((*facts, "temperature_celsius", "utilization_percent"))
     board = {
-        "gpu": {"index": 0, "name": "NVIDIA H200", "uuid": "GPU-1"}, "problem": "", "course": [0.1, 0.6, 0.3],
+        "gpu": {"index": 0, "name": "NVIDIA H200", "uuid": "GPU-1"}, "problem": "",
         "holders": "python (pid 7) holds 30.00 GiB", "joules": 812.0,
         "now": {"used_bytes": 40 * 2**30, "total_bytes": 140 * 2**30, "sm_clock_mhz": 1755.0, "power_watts": 412.5,
                 "throttle_reasons": ("HW slowdown",), "power_limit_watts": 700.0, "temperature_celsius": 61.0,
@@ -263,7 +263,7 @@ def watch_page():
         "now": nothing | {"used_bytes": 2**30, "total_bytes": 16 * 2**30}, "peaks": {"used_bytes": 2**30},
     }  # fmt: skip
     lost = {"gpu": {"index": 1, "name": "GPU 1", "uuid": None}, "problem": "NVML status 15. See nvidia-smi.",
-            "course": [], "holders": "", "joules": None, "now": nothing, "peaks": {}}  # fmt: skip
+            "holders": "", "joules": None, "now": nothing, "peaks": {}}  # fmt: skip
     return watch.watched([board, part, lost], title="GPUs of this machine, 3 looks in 2 s").text(width=180)
 
 
