@@ -8,8 +8,7 @@ Everything that no statement searches for is JSON.
 
 Each timing is its own commit, so a killed process loses none that it reported. A store that fails never stops a
 measurement: it continues without the store, and a note explains why. A run with a damaged row stays in the file, and a
-new run is begun. Two calls of one run take turns by a file lock, which the kernel drops when its holder ends. A copy of
-the file while it is in use needs `store.sqlite3-wal` too, which has the latest rows.
+new run is begun. Two calls of one run take turns by a file lock, which the kernel drops when its holder ends.
 """
 
 from __future__ import annotations

@@ -25,19 +25,6 @@ def file(tmp_path):
     return path
 
 
-def pragma(database, name):
-    return database.execute(f"PRAGMA {name}").fetchone()[0]
-
-
-@pytest.mark.parametrize(("on_network", "journal", "synchronous"), [(False, "wal", 1), (True, "delete", 2)])
-def test_the_journal_follows_the_file_system(file, monkeypatch, on_network, journal, synchronous):
-    """WAL where processes share memory, else the rollback journal, also for a file that was moved there."""
-    monkeypatch.setattr(sqlite_file, "is_on_network", lambda _: on_network)
-    database = sqlite_file.connect(file, SCHEMA, 1)
-    assert (pragma(database, "journal_mode"), pragma(database, "synchronous")) == (journal, synchronous)
-    database.close()
-
-
 def test_a_lock_is_free_again_after_its_holder(tmp_path):
     """One holder per name; another name is another lock; a wait that is too long raises TimeoutError."""
     path = tmp_path / "file"
