@@ -3,7 +3,7 @@ Converters for the fields of records that are written as JSON and read back, and
 
 A converter takes a value of a caller or a JSON file and returns the value of the record. For any other value it raises
 a TypeError or ValueError whose text continues "<field> ...". NaN and infinity are rejected: an unknown value is None.
-Converters whose name begins with `required_` reject None too.
+`attrs.converters.optional` makes a converter accept None too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EXPERIMENTAL = ("flash_attention", "gelu_products", "norm_sums", "reversed_sums"
 """Ways to run cubatch kernels that were not measured on a GPU yet: see `Model` in `cubatch.engine.network`."""
 
 
-def required_number(value: float) -> float:
+def number(value: float) -> float:
     """Return a finite number as a Python float; raise TypeError or ValueError otherwise."""
     if not _is(value, Real):
         raise TypeError(f"must be a number, got {shown(value)}")
@@ -41,20 +41,20 @@ def required_number(value: float) -> float:
     return figure
 
 
-def required_positive(value: float) -> float:
+def positive(value: float) -> float:
     """Return a number from 1e-30 to 1e30 as a Python float; raise TypeError or ValueError otherwise."""
-    figure = required_number(value)
+    figure = number(value)
     if not 1 / MOST <= figure <= MOST:
         raise ValueError(f"must be from {1 / MOST:g} to {MOST:g}, got {shown(value)}")
     return figure
 
 
-def amount(value: float | None) -> float | None:
-    """Return 0, a number from 1e-30 to 1e30, or None; raise TypeError or ValueError otherwise."""
+def amount(value: float) -> float:
+    """Return 0, or a number from 1e-30 to 1e30; raise TypeError or ValueError otherwise."""
     return number(value) if value == 0 else positive(value)
 
 
-def required_whole(value: int) -> int:
+def whole(value: int) -> int:
     """Return an integer of at most 64 bits as a Python int; raise TypeError or ValueError otherwise."""
     if not _is(value, Integral):
         raise TypeError(f"must be an integer, got {shown(value)}")
@@ -63,58 +63,27 @@ def required_whole(value: int) -> int:
     return int(value)
 
 
-def required_count(value: int) -> int:
+def count(value: int) -> int:
     """Return an integer from 0 to 2**64 - 1 as a Python int; raise TypeError or ValueError otherwise."""
-    integer = required_whole(value)
+    integer = whole(value)
     if integer < 0:
         raise ValueError(f"must be at least 0, got {integer}")
     return integer
 
 
-def required_size(value: int) -> int:
+def size(value: int) -> int:
     """Return a batch size, from 1 to MAX_BATCH_SIZE, as a Python int; raise TypeError or ValueError otherwise."""
-    integer = required_whole(value)
+    integer = whole(value)
     if not 1 <= integer <= MAX_BATCH_SIZE:
         raise ValueError(f"must be from 1 to {MAX_BATCH_SIZE}, got {integer}")
     return integer
 
 
-def required_text(value: str) -> str:
+def text(value: str) -> str:
     """Return the value if it is a str; raise TypeError otherwise."""
     if not _is(value, str):
         raise TypeError(f"must be text, got {shown(value)}")
     return value
-
-
-# Named functions, because mypy's support for attrs takes no others.
-def number(value: float | None) -> float | None:
-    """Return a finite number as a Python float, or None; raise TypeError or ValueError otherwise."""
-    return None if value is None else required_number(value)
-
-
-def positive(value: float | None) -> float | None:
-    """Return a number from 1e-30 to 1e30, or None; raise TypeError or ValueError otherwise."""
-    return None if value is None else required_positive(value)
-
-
-def whole(value: int | None) -> int | None:
-    """Return an integer of at most 64 bits, or None; raise TypeError or ValueError otherwise."""
-    return None if value is None else required_whole(value)
-
-
-def count(value: int | None) -> int | None:
-    """Return an integer from 0 to 2**64 - 1, or None; raise TypeError or ValueError otherwise."""
-    return None if value is None else required_count(value)
-
-
-def size(value: int | None) -> int | None:
-    """Return a batch size, from 1 to MAX_BATCH_SIZE, or None; raise TypeError or ValueError otherwise."""
-    return None if value is None else required_size(value)
-
-
-def text(value: str | None) -> str | None:
-    """Return the value if it is a str or None; raise TypeError otherwise."""
-    return None if value is None else required_text(value)
 
 
 def items(value: Iterable[Any]) -> tuple[Any, ...]:
@@ -126,23 +95,21 @@ def items(value: Iterable[Any]) -> tuple[Any, ...]:
 
 def texts(value: Iterable[str]) -> tuple[str, ...]:
     """Return the items of an iterable of str as a tuple; raise TypeError if an item is no str, or for a single str."""
-    return tuple(required_text(item) for item in items(value))
+    return tuple(text(item) for item in items(value))
 
 
 def wholes(value: Iterable[int]) -> tuple[int, ...]:
     """Return integers of at most 64 bits as a tuple; raise TypeError or ValueError otherwise."""
-    return tuple(required_whole(item) for item in items(value))
+    return tuple(whole(item) for item in items(value))
 
 
 def positives(value: Iterable[float]) -> tuple[float, ...]:
     """Return numbers from 1e-30 to 1e30 as a tuple of floats; raise TypeError or ValueError otherwise."""
-    return tuple(required_positive(item) for item in items(value))
+    return tuple(positive(item) for item in items(value))
 
 
-def interval(value: Sequence[float] | None) -> tuple[float, float] | None:
-    """Return [low, high], both from 1e-30 to 1e30, as a tuple, or None; raise TypeError or ValueError otherwise."""
-    if value is None:
-        return None
+def interval(value: Sequence[float]) -> tuple[float, float]:
+    """Return [low, high], both from 1e-30 to 1e30, as a tuple; raise TypeError or ValueError otherwise."""
     ends = positives(value)
     if len(ends) != 2 or ends[0] > ends[1]:  # noqa: PLR2004 - two ends
         raise ValueError(f"must be [low, high] with low at most high, got {shown(value)}")

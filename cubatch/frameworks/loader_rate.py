@@ -29,7 +29,7 @@ _MOST_WAITS = 3  # times the seconds, that start-ups and timings together take a
 
 
 def _rates(value: Mapping[Any, Any]) -> dict[int, float]:
-    return {checks.required_size(int(n)): checks.required_positive(rate) for n, rate in value.items()}
+    return {checks.size(int(n)): checks.positive(rate) for n, rate in value.items()}
 
 
 @attrs.frozen(kw_only=True)
@@ -50,14 +50,12 @@ class LoaderRate:
             still wait actively.
     """
 
-    batch_size: int = attrs.field(converter=checks.required_size)
-    num_workers: int = attrs.field(converter=checks.required_count)
-    samples_per_second: float = attrs.field(converter=checks.required_positive)
-    num_samples: int | None = attrs.field(default=None, converter=checks.count)
+    batch_size: int = attrs.field(converter=checks.size)
+    num_workers: int = attrs.field(converter=checks.count)
+    samples_per_second: float = attrs.field(converter=checks.positive)
+    num_samples: int | None = attrs.field(default=None, converter=attrs.converters.optional(checks.count))
     drop_last: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
-    delay_seconds: float = attrs.field(
-        default=0.0, converter=checks.required_number, validator=attrs.validators.ge(0.0)
-    )
+    delay_seconds: float = attrs.field(default=0.0, converter=checks.number, validator=attrs.validators.ge(0.0))
     rates: Mapping[int, float] = attrs.field(factory=dict, converter=_rates, hash=False)
     loop_ratios: Mapping[int, float] = attrs.field(factory=dict, converter=_rates, hash=False)
 

@@ -8,7 +8,7 @@ from typing import Self
 
 import attrs
 
-from cubatch.checks import required_number
+from cubatch.checks import number
 from cubatch.errors import EnergyNotAvailable, InvalidArgument
 from cubatch.hardware.facts import Device
 from cubatch.measure import clocks
@@ -78,7 +78,7 @@ class Goal:
         given = {"tolerance": tolerance} | ({} if latency_limit is None else {"latency_limit": latency_limit})
         for name, value in given.items():
             try:
-                given[name] = required_number(value)
+                given[name] = number(value)
             except (TypeError, ValueError):
                 unit = " of seconds" if name == "latency_limit" else ""
                 raise InvalidArgument(name, value, f"a finite number{unit}") from None

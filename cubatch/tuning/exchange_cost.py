@@ -7,6 +7,7 @@ from typing import Self
 
 import attrs
 from attrs import field
+from attrs.converters import optional
 
 from cubatch import checks
 from cubatch.units import format_count, format_seconds, format_whole_percent
@@ -30,14 +31,14 @@ class DataParallel:
     """
 
     devices: tuple[str, ...] = field(converter=checks.texts)
-    batch_size: int = field(converter=checks.required_size)
-    step_seconds: float = field(converter=checks.required_positive)
-    alone_seconds: float = field(converter=checks.required_positive)
-    exchange_seconds: float = field(converter=checks.required_number)
-    exposed_seconds: float = field(converter=checks.required_number)
-    overlap: float | None = field(converter=checks.number)
-    scaling_efficiency: float = field(converter=checks.required_positive)
-    samples_per_second: float = field(converter=checks.required_positive)
+    batch_size: int = field(converter=checks.size)
+    step_seconds: float = field(converter=checks.positive)
+    alone_seconds: float = field(converter=checks.positive)
+    exchange_seconds: float = field(converter=checks.number)
+    exposed_seconds: float = field(converter=checks.number)
+    overlap: float | None = field(converter=optional(checks.number))
+    scaling_efficiency: float = field(converter=checks.positive)
+    samples_per_second: float = field(converter=checks.positive)
 
     @classmethod
     def of(cls, devices: Sequence[str], batch_size: int, seconds: Mapping[str, float]) -> Self:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 
 import attrs
 from attrs import field, validators
+from attrs.converters import optional
 
 from cubatch import checks, files
 from cubatch.errors import InvalidArgument, InvalidData
@@ -36,7 +37,7 @@ _Record = TypeVar("_Record")
 
 
 def _maybe_positives(value: Any) -> tuple[float | None, ...]:
-    return tuple(checks.positive(item) for item in checks.items(value))
+    return tuple(None if item is None else checks.positive(item) for item in checks.items(value))
 
 
 def _checked(value: Any, known: Mapping[str, Callable[[Any], object]]) -> dict[str, Any]:
@@ -52,7 +53,7 @@ def _checked(value: Any, known: Mapping[str, Callable[[Any], object]]) -> dict[s
 
 
 def _limits(value: Any) -> dict[str, Any]:
-    seconds = checks.required_positive
+    seconds = checks.positive
     return _checked(value, {"max_batch_size": checks.size, "memory_bytes": checks.amount, "latency_seconds": seconds})
 
 
@@ -115,40 +116,38 @@ class Measurement:
             kernels.
     """
 
-    batch_size: int = field(converter=checks.required_size)
+    batch_size: int = field(converter=checks.size)
     status: str = field(validator=validators.in_(STATUSES))
     reasons: tuple[str, ...] = field(default=(), converter=checks.texts)
-    latency_seconds: float | None = field(default=None, converter=checks.positive)
-    latency_interval: tuple[float, float] | None = field(default=None, converter=checks.interval)
-    samples_per_second: float | None = field(default=None, converter=checks.positive)
-    throughput_interval: tuple[float, float] | None = field(default=None, converter=checks.interval)
+    latency_seconds: float | None = field(default=None, converter=optional(checks.positive))
+    latency_interval: tuple[float, float] | None = field(default=None, converter=optional(checks.interval))
+    samples_per_second: float | None = field(default=None, converter=optional(checks.positive))
+    throughput_interval: tuple[float, float] | None = field(default=None, converter=optional(checks.interval))
     timings_seconds: tuple[float, ...] = field(default=(), converter=checks.positives)
-    timings_rounds: tuple[int, ...] | None = field(default=None, converter=attrs.converters.optional(checks.wholes))
-    reference_seconds: tuple[float | None, ...] | None = field(
-        default=None, converter=attrs.converters.optional(_maybe_positives)
-    )
-    stop_reason: str = field(default="", converter=checks.required_text)
-    throttled: int = field(default=0, converter=checks.required_count)
-    flops_per_second: float | None = field(default=None, converter=checks.amount)
-    roofline_fraction: float | None = field(default=None, converter=checks.amount)
-    sm_clock_mhz: float | None = field(default=None, converter=checks.amount)
-    joules_per_sample: float | None = field(default=None, converter=checks.amount)
-    temperature_celsius: float | None = field(default=None, converter=checks.amount)
-    power_watts: float | None = field(default=None, converter=checks.amount)
-    utilization_percent: float | None = field(default=None, converter=checks.amount)
-    used_bytes: int | None = field(default=None, converter=checks.count)
-    peak_bytes: int | None = field(default=None, converter=checks.count)
-    peak_device_bytes: int | None = field(default=None, converter=checks.count)
-    predicted_peak_bytes: int | None = field(default=None, converter=checks.count)
-    predicted_seconds: float | None = field(default=None, converter=checks.amount)
-    predicted_device_bytes: int | None = field(default=None, converter=checks.count)
-    visits: int | None = field(default=None, converter=checks.count)
-    prepare_seconds: float | None = field(default=None, converter=checks.amount)
-    warmup_seconds: float | None = field(default=None, converter=checks.amount)
-    query_seconds: float | None = field(default=None, converter=checks.amount)
-    first_seconds: float | None = field(default=None, converter=checks.amount)
-    occupancy: float | None = field(default=None, converter=checks.amount)
-    fill: float | None = field(default=None, converter=checks.amount)
+    timings_rounds: tuple[int, ...] | None = field(default=None, converter=optional(checks.wholes))
+    reference_seconds: tuple[float | None, ...] | None = field(default=None, converter=optional(_maybe_positives))
+    stop_reason: str = field(default="", converter=checks.text)
+    throttled: int = field(default=0, converter=checks.count)
+    flops_per_second: float | None = field(default=None, converter=optional(checks.amount))
+    roofline_fraction: float | None = field(default=None, converter=optional(checks.amount))
+    sm_clock_mhz: float | None = field(default=None, converter=optional(checks.amount))
+    joules_per_sample: float | None = field(default=None, converter=optional(checks.amount))
+    temperature_celsius: float | None = field(default=None, converter=optional(checks.amount))
+    power_watts: float | None = field(default=None, converter=optional(checks.amount))
+    utilization_percent: float | None = field(default=None, converter=optional(checks.amount))
+    used_bytes: int | None = field(default=None, converter=optional(checks.count))
+    peak_bytes: int | None = field(default=None, converter=optional(checks.count))
+    peak_device_bytes: int | None = field(default=None, converter=optional(checks.count))
+    predicted_peak_bytes: int | None = field(default=None, converter=optional(checks.count))
+    predicted_seconds: float | None = field(default=None, converter=optional(checks.amount))
+    predicted_device_bytes: int | None = field(default=None, converter=optional(checks.count))
+    visits: int | None = field(default=None, converter=optional(checks.count))
+    prepare_seconds: float | None = field(default=None, converter=optional(checks.amount))
+    warmup_seconds: float | None = field(default=None, converter=optional(checks.amount))
+    query_seconds: float | None = field(default=None, converter=optional(checks.amount))
+    first_seconds: float | None = field(default=None, converter=optional(checks.amount))
+    occupancy: float | None = field(default=None, converter=optional(checks.amount))
+    fill: float | None = field(default=None, converter=optional(checks.amount))
     layers: tuple[dict[str, Any], ...] = field(default=(), hash=False, converter=checks.mappings)
 
     def value(self, objective: str) -> tuple[float, float, float] | None:
@@ -336,39 +335,37 @@ class TuningResult(BatchSizeResult):
             subject has no such property, as a callable has no `input_shape`.
     """
 
-    created: str | None = field(default=None, converter=checks.text)
-    spec: dict[str, Any] | None = field(default=None, hash=False, converter=attrs.converters.optional(checks.mapping))
-    input_shape: tuple[int, ...] | None = field(default=None, converter=attrs.converters.optional(checks.wholes))
-    mode: str | None = field(default=None, converter=checks.text)
-    dtype: str | None = field(default=None, converter=checks.text)
+    created: str | None = field(default=None, converter=optional(checks.text))
+    spec: dict[str, Any] | None = field(default=None, hash=False, converter=optional(checks.mapping))
+    input_shape: tuple[int, ...] | None = field(default=None, converter=optional(checks.wholes))
+    mode: str | None = field(default=None, converter=optional(checks.text))
+    dtype: str | None = field(default=None, converter=optional(checks.text))
     objective: str = field(validator=validators.in_(OBJECTIVES))
-    tolerance: float | None = field(converter=checks.number)
-    optimizer: str | None = field(default=None, converter=checks.text)
-    library: str | None = field(default=None, converter=checks.text)
+    tolerance: float | None = field(converter=optional(checks.number))
+    optimizer: str | None = field(default=None, converter=optional(checks.text))
+    library: str | None = field(default=None, converter=optional(checks.text))
     recompute: bool | None = field(default=None, validator=_FLAG)
     limits: dict[str, Any] = field(hash=False, converter=_limits)
-    budget_seconds: float | None = field(default=None, converter=checks.amount)
-    seconds_spent: float | None = field(default=None, converter=checks.amount)
-    seed: int | None = field(default=None, converter=checks.whole)
+    budget_seconds: float | None = field(default=None, converter=optional(checks.amount))
+    seconds_spent: float | None = field(default=None, converter=optional(checks.amount))
+    seed: int | None = field(default=None, converter=optional(checks.whole))
     l2: str | None = field(default=None, validator=validators.in_(("cold", "warm", None)))
     device: dict[str, Any] = field(hash=False, converter=_device)
     environment: dict[str, Any] = field(hash=False, converter=_environment)
-    batch_size: int | None = field(converter=checks.size)
-    fastest_batch_size: int | None = field(converter=checks.size)
-    largest_batch_size: int | None = field(converter=checks.size)
-    largest_measured: int | None = field(converter=checks.size)
+    batch_size: int | None = field(converter=optional(checks.size))
+    fastest_batch_size: int | None = field(converter=optional(checks.size))
+    largest_batch_size: int | None = field(converter=optional(checks.size))
+    largest_measured: int | None = field(converter=optional(checks.size))
     tied_with: tuple[int, ...] = field(converter=checks.wholes)
     decided_by: str | None = field(validator=validators.in_((*DECIDED_BY, None)))
     reasons: tuple[str, ...] = field(converter=checks.texts)
     measurements: tuple[Measurement, ...] = field(converter=checks.items)
     data_parallel: DataParallel | None = field(default=None, converter=_data_parallel)
     disturbed: bool | None = field(default=None, validator=_FLAG)
-    reference: dict[str, Any] | None = field(
-        default=None, hash=False, converter=attrs.converters.optional(checks.mapping)
-    )
+    reference: dict[str, Any] | None = field(default=None, hash=False, converter=optional(checks.mapping))
     loader: LoaderRate | None = field(default=None, converter=_loader)
-    accumulate: int = field(default=1, converter=checks.required_size)
-    current_batch_size: int | None = field(default=None, converter=checks.size)
+    accumulate: int = field(default=1, converter=checks.size)
+    current_batch_size: int | None = field(default=None, converter=optional(checks.size))
 
     @property
     def sizes(self) -> Mapping[int, Measurement]:

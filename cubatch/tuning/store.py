@@ -400,7 +400,7 @@ def _written_here(run: int) -> Iterator[None]:
 
 def _to_json(value: object) -> str:
     """Return JSON in one canonical form, so that equal mappings give equal text; NumPy's integers are allowed."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=checks.required_whole)
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=checks.whole)
 
 
 def _lock_name(identity: str) -> str:
