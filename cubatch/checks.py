@@ -16,7 +16,9 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from types import UnionType
-from typing import Any
+from typing import Any, TypeVar
+
+import attrs
 
 from cubatch.errors import InvalidArgument, UnknownName
 from cubatch.units import shown
@@ -24,6 +26,8 @@ from cubatch.units import shown
 MOST = 1e30
 """Largest figure: more than all FLOP ever done, and its square and its inverse are finite numbers."""
 MAX_BATCH_SIZE = 2**31 - 1
+_MOST_CHARACTERS = 300  # of a validator's message
+_Record = TypeVar("_Record")
 EXPERIMENTAL = ("flash_attention", "gelu_products", "norm_sums", "reversed_sums", "space_to_depth")
 """Ways to run cubatch kernels that were not measured on a GPU yet: see `Model` in `cubatch.engine.network`."""
 
@@ -86,6 +90,13 @@ def text(value: str) -> str:
     return value
 
 
+def flag(value: bool) -> bool:  # noqa: FBT001 - a converter
+    """Return True or False as it is; raise TypeError for any other value."""
+    if not _is(value, bool):
+        raise TypeError(f"must be true or false, got {shown(value)}")
+    return value
+
+
 def items(value: Iterable[Any]) -> tuple[Any, ...]:
     """Return the items of an iterable as a tuple; raise TypeError for a str, a mapping or an object without items."""
     if _is(value, str | Mapping) or not _is(value, Iterable):
@@ -124,9 +135,48 @@ def mapping(value: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
+def mapping_of(value: Mapping[str, Any], known: Mapping[str, Callable[[Any], object]]) -> dict[str, Any]:
+    """Return a mapping by `mapping`; the functions of `known` check the values of their keys that are not None."""
+    facts = mapping(value)
+    for name, check in known.items():
+        if facts.get(name) is not None:
+            try:
+                check(facts[name])
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"holds {name}, which {error}") from error
+    return facts
+
+
 def mappings(value: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
     """Return a tuple of mappings, each converted by `mapping`; raise TypeError or ValueError otherwise."""
     return tuple(mapping(item) for item in items(value))
+
+
+def read(cls: type[_Record], data: object) -> _Record:
+    """
+    Return a record of class `cls` made of a mapping; a record of the class is returned as it is.
+
+    Raises ValueError that names a missing or wrong field.
+    """
+    if isinstance(data, cls):
+        return data
+    if not isinstance(data, Mapping):
+        raise TypeError(f"must be a mapping, got {shown(data)}")
+    values = {}
+    for attribute in attrs.fields(cls):  # type: ignore[arg-type]
+        name = attribute.name
+        if name not in data:
+            if attribute.default is attrs.NOTHING:
+                raise ValueError(f"{name} is missing")
+            continue
+        try:
+            values[name] = attribute.converter(data[name]) if attribute.converter else data[name]
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"{name} {error}") from error
+    try:
+        return cls(**values)
+    except (TypeError, ValueError) as error:
+        raise ValueError(str(error.args[0])[:_MOST_CHARACTERS]) from error
 
 
 def _is(value: object, kind: type | UnionType) -> bool:

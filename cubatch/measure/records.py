@@ -1,79 +1,40 @@
 """
 Records of a run: candidates, timings, outcomes.
 
-Each record checks its fields, because it may come from a worker process or a store.  A field with an impossible value
-raises InvalidArgument with the name of the field.
+Each record checks its fields by the converters of `checks`, because it may come from a store.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import attrs
 from attrs import field
-from attrs.validators import optional
+from attrs.converters import optional
+from attrs.validators import in_
 
 from cubatch import checks
-from cubatch.errors import InvalidArgument
 
 STATUSES = ("ok", "dropped", "out_of_memory", "over_limit", "not_run", "timeout", "error", "interrupted")
 TIMED = ("ok", "dropped")
 """Statuses of measured sizes within every limit."""
 
-_ALL_PERCENT = 100
-
-_Check = Callable[[str, Any], object]
-
-_size: _Check = functools.partial(checks.check_whole, least=1, most=checks.MAX_BATCH_SIZE)
-_count: _Check = functools.partial(checks.check_whole, least=0, most=2**63 - 1)  # the most that SQLite holds
-_positive: _Check = functools.partial(checks.check_number, above=0.0)
-_flag: _Check = functools.partial(checks.check_kind, kind=bool, allowed="True or False")
-_text: _Check = functools.partial(checks.check_kind, kind=str, allowed="text")
-_KNOWN_FACTS: Mapping[str, _Check] = {
-    **dict.fromkeys(("visits", "needed_bytes", "available_bytes", "memory_bytes"), _count),
+_KNOWN_FACTS: Mapping[str, Callable[[Any], object]] = {
+    **dict.fromkeys(("visits", "needed_bytes", "available_bytes", "memory_bytes"), checks.count),
     **dict.fromkeys(
         ("prepare_seconds", "warmup_seconds", "query_seconds", "needed_seconds", "left_seconds", "first_seconds"),
-        checks.check_number,
+        checks.amount,
     ),
-    **dict.fromkeys(("type", "message", "limit"), _text),
-    "could_gain": functools.partial(checks.check_number, least=-1.0),
-    "cut_short": _flag,
+    **dict.fromkeys(("type", "message", "limit"), checks.text),
+    "could_gain": checks.number,
+    "cut_short": checks.flag,
 }
 
 
-def _is(check: _Check) -> Callable[[object, Any, Any], None]:
-    """Return a validator of a field from a check that raises InvalidArgument."""
-
-    def validate(_: object, attribute: Any, value: object) -> None:
-        check(attribute.name, value)
-
-    return validate
-
-
-def _percent(name: str, value: Any) -> None:
-    if checks.check_number(name, value) > _ALL_PERCENT:
-        raise InvalidArgument(name, value, "a percentage from 0 to 100")
-
-
-def _check_reasons(name: str, value: object) -> None:
-    if not isinstance(value, tuple) or not all(isinstance(reason, str) for reason in value):
-        raise InvalidArgument(name, value, "a tuple of text")
-
-
-def _check_status(name: str, value: object) -> None:
-    if value not in STATUSES:
-        raise InvalidArgument(name, value, f"one of {', '.join(STATUSES)}")
-
-
-def _check_facts(name: str, value: Mapping[str, Any]) -> None:
-    if not isinstance(value, Mapping):
-        raise InvalidArgument(name, value, "a mapping")
-    for fact, check in _KNOWN_FACTS.items():
-        if value.get(fact) is not None:
-            check(f"{name}[{fact!r}]", value[fact])
+def _facts(value: Mapping[str, Any]) -> dict[str, Any]:
+    return checks.mapping_of(value, _KNOWN_FACTS)
 
 
 @attrs.frozen
@@ -89,45 +50,47 @@ class Candidate:
         over_limit: Whether the plan is above the memory limit: the size is listed, but never tried.
     """
 
-    batch_size: int = field(validator=_is(_size))
-    reasons: tuple[str, ...] = field(default=(), validator=_is(_check_reasons))
-    predicted_peak_bytes: int | None = field(default=None, validator=optional(_is(_count)))
-    predicted_seconds: float | None = field(default=None, validator=optional(_is(checks.check_number)))
-    over_limit: bool = field(default=False, validator=_is(_flag))
+    batch_size: int = field(converter=checks.size)
+    reasons: tuple[str, ...] = field(default=(), converter=checks.texts)
+    predicted_peak_bytes: int | None = field(default=None, converter=optional(checks.count))
+    predicted_seconds: float | None = field(default=None, converter=optional(checks.amount))
+    over_limit: bool = field(default=False, converter=checks.flag)
 
 
 @attrs.frozen(kw_only=True)
 class Timing:
     """The mean seconds of `repeats` back-to-back steps.  Fields that default to None are None if unavailable."""
 
-    batch_size: int = field(validator=_is(_size))  # samples per step
+    batch_size: int = field(converter=checks.size)  # samples per step
     # number of its round, from 0; rounds pair timings of different sizes. The timings of one trial have consecutive
     # numbers: see PER_TRIAL
-    round: int = field(validator=_is(_count))
-    seconds: float = field(validator=_is(_positive))  # seconds of a step
-    repeats: int = field(default=1, validator=_is(_size))  # steps between two reads of the clock
+    round: int = field(converter=checks.count)
+    seconds: float = field(converter=checks.positive)  # seconds of a step
+    repeats: int = field(default=1, converter=checks.size)  # steps between two reads of the clock
     # whether the SM clock was clearly lowered; such timings are used only if a size has no others
-    throttled: bool = field(default=False, validator=_is(_flag))
+    throttled: bool = field(default=False, converter=checks.flag)
     # SM clock right after the steps
-    sm_clock_mhz: float | None = field(default=None, validator=optional(_is(checks.check_number)))
-    joules: float | None = field(default=None, validator=optional(_is(_positive)))  # energy of a step
+    sm_clock_mhz: float | None = field(default=None, converter=optional(checks.amount))
+    joules: float | None = field(default=None, converter=optional(checks.positive))  # energy of a step
     # peak bytes of device memory that the engine allocated
-    peak_bytes: int | None = field(default=None, validator=optional(_is(_count)))
+    peak_bytes: int | None = field(default=None, converter=optional(checks.count))
     # bytes of device memory that the process holds by NVML, context included
-    peak_device_bytes: int | None = field(default=None, validator=optional(_is(_count)))
+    peak_device_bytes: int | None = field(default=None, converter=optional(checks.count))
     # all reasons for the SM clock, the power cap included, as bits of nvml.h
-    event_reasons: int | None = field(default=None, validator=optional(_is(_count)))
+    event_reasons: int | None = field(default=None, converter=optional(checks.count))
     # temperature of the GPU right after the steps
-    temperature_celsius: float | None = field(default=None, validator=optional(_is(checks.check_number)))
-    power_watts: float | None = field(default=None, validator=optional(_is(checks.check_number)))  # power of its board
+    temperature_celsius: float | None = field(default=None, converter=optional(checks.amount))
+    power_watts: float | None = field(default=None, converter=optional(checks.amount))  # power of its board
     # share of its last sample period in which some kernel ran, 0 to 100
-    utilization_percent: float | None = field(default=None, validator=optional(_is(_percent)))
-    used_bytes: int | None = field(default=None, validator=optional(_is(_count)))  # its memory in use, by all processes
+    utilization_percent: float | None = field(default=None, converter=optional(checks.amount))
+    used_bytes: int | None = field(
+        default=None, converter=optional(checks.count)
+    )  # its memory in use, by all processes
     # batch size of the reference step
-    reference_batch_size: int | None = field(default=None, validator=optional(_is(_size)))
+    reference_batch_size: int | None = field(default=None, converter=optional(checks.size))
     # reference_before_seconds, reference_after_seconds: seconds of a reference step right before and right after
-    reference_before_seconds: float | None = field(default=None, validator=optional(_is(_positive)))
-    reference_after_seconds: float | None = field(default=None, validator=optional(_is(_positive)))
+    reference_before_seconds: float | None = field(default=None, converter=optional(checks.positive))
+    reference_after_seconds: float | None = field(default=None, converter=optional(checks.positive))
 
     @property
     def reference_seconds(self) -> float | None:
@@ -140,12 +103,12 @@ class Timing:
 class Outcome:
     """How the measuring of a candidate ended."""
 
-    batch_size: int = field(validator=_is(_size))  # samples per step
-    status: str = field(validator=_is(_check_status))  # one of STATUSES
-    stop_reason: str = field(default="", validator=_is(_text))  # why it ended, as a sentence
+    batch_size: int = field(converter=checks.size)  # samples per step
+    status: str = field(validator=in_(STATUSES))  # one of STATUSES
+    stop_reason: str = field(default="", converter=checks.text)  # why it ended, as a sentence
     # further values for programs, such as {"needed_bytes": ...} of an out-of-memory error or {"limit": "memory"} of
     # over_limit. "cut_short" is True if the budget allowed no more timings
-    facts: Mapping[str, Any] = field(factory=dict, validator=_is(_check_facts))
+    facts: Mapping[str, Any] = field(factory=dict, converter=_facts)
 
 
 @attrs.frozen(kw_only=True)

@@ -26,44 +26,34 @@ NOISY_SHARE = 0.05
 BUSY_MACHINE = "Other processes used the machine while the steps were timed: measure again when it is quiet."
 DECIDED_BY = ("peak", "plateau", "memory", "latency_limit", "max_batch_size", "batch_sizes", "budget", "loader")
 _REWRITE = "Write it again with to_json(), or with --json of the command."
-_MOST_CHARACTERS = 300  # of a validator's message
 _TIED_SHARE = 0.9  # a tie below this share of the best is due to its noise alone
 _APART = 1.25  # `choices` differ by this factor at least
 _RATES = ("samples_per_second", "step_samples_per_second", "loader_samples_per_second")  # written, computed when read
-_FLAG = validators.optional(validators.instance_of(bool))
 
 
 _Record = TypeVar("_Record")
+_LIMITS = {"max_batch_size": checks.size, "memory_bytes": checks.amount, "latency_seconds": checks.positive}
+_DEVICE: Mapping[str, Callable[[Any], object]] = {
+    "memory_bytes": checks.amount,
+    "free_bytes": checks.amount,
+    "compute_capability": checks.wholes,
+}
 
 
 def _maybe_positives(value: Any) -> tuple[float | None, ...]:
     return tuple(None if item is None else checks.positive(item) for item in checks.items(value))
 
 
-def _checked(value: Any, known: Mapping[str, Callable[[Any], object]]) -> dict[str, Any]:
-    """Return a mapping as a dict; the functions of `known` check the values of their keys that are not None."""
-    facts = checks.mapping(value)
-    for name, check in known.items():
-        if facts.get(name) is not None:
-            try:
-                check(facts[name])
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"holds {name}, which {error}") from error
-    return facts
-
-
 def _limits(value: Any) -> dict[str, Any]:
-    seconds = checks.positive
-    return _checked(value, {"max_batch_size": checks.size, "memory_bytes": checks.amount, "latency_seconds": seconds})
+    return checks.mapping_of(value, _LIMITS)
 
 
 def _device(value: Any) -> dict[str, Any]:
-    chip = checks.wholes
-    return _checked(value, {"memory_bytes": checks.amount, "free_bytes": checks.amount, "compute_capability": chip})
+    return checks.mapping_of(value, _DEVICE)
 
 
 def _environment(value: Any) -> dict[str, Any]:
-    return _checked(value, {"launch": _launch})
+    return checks.mapping_of(value, {"launch": _launch})
 
 
 def _launch(value: Any) -> None:
@@ -180,20 +170,12 @@ class Measurement:
         return self.latency_seconds is not None and latency_limit is not None and self.latency_seconds > latency_limit
 
 
-def _record(kind: type[_Record], value: Any) -> _Record | None:
-    """Return a record of class `kind`, made of a mapping of its fields; a record and None are returned unchanged."""
-    if value is None or isinstance(value, kind):
-        return value
-    names = [attribute.name for attribute in attrs.fields(kind)]  # type: ignore[arg-type]
-    return kind(**{name: value[name] for name in names if name in value})
+def _data_parallel(value: object) -> DataParallel:
+    return checks.read(DataParallel, value)
 
 
-def _data_parallel(value: Any) -> DataParallel | None:
-    return _record(DataParallel, value)
-
-
-def _loader(value: Any) -> LoaderRate | None:
-    return _record(LoaderRate, value)
+def _loader(value: object) -> LoaderRate:
+    return checks.read(LoaderRate, value)
 
 
 class BatchSizeResult(Shown):
@@ -344,7 +326,7 @@ class TuningResult(BatchSizeResult):
     tolerance: float | None = field(converter=optional(checks.number))
     optimizer: str | None = field(default=None, converter=optional(checks.text))
     library: str | None = field(default=None, converter=optional(checks.text))
-    recompute: bool | None = field(default=None, validator=_FLAG)
+    recompute: bool | None = field(default=None, converter=optional(checks.flag))
     limits: dict[str, Any] = field(hash=False, converter=_limits)
     budget_seconds: float | None = field(default=None, converter=optional(checks.amount))
     seconds_spent: float | None = field(default=None, converter=optional(checks.amount))
@@ -360,10 +342,10 @@ class TuningResult(BatchSizeResult):
     decided_by: str | None = field(validator=validators.in_((*DECIDED_BY, None)))
     reasons: tuple[str, ...] = field(converter=checks.texts)
     measurements: tuple[Measurement, ...] = field(converter=checks.items)
-    data_parallel: DataParallel | None = field(default=None, converter=_data_parallel)
-    disturbed: bool | None = field(default=None, validator=_FLAG)
+    data_parallel: DataParallel | None = field(default=None, converter=optional(_data_parallel))
+    disturbed: bool | None = field(default=None, converter=optional(checks.flag))
     reference: dict[str, Any] | None = field(default=None, hash=False, converter=optional(checks.mapping))
-    loader: LoaderRate | None = field(default=None, converter=_loader)
+    loader: LoaderRate | None = field(default=None, converter=optional(_loader))
     accumulate: int = field(default=1, converter=checks.size)
     current_batch_size: int | None = field(default=None, converter=optional(checks.size))
 
@@ -578,21 +560,10 @@ def _read(cls: type[_Record], data: object, source: str, path: str) -> _Record:
     """
     if not isinstance(data, Mapping):
         raise InvalidData(source, f"{path.rstrip('.')} must be a mapping, got {shown(data)}", _REWRITE)
-    values = {}
-    for attribute in attrs.fields(cls):  # type: ignore[arg-type]
-        name = attribute.name
-        if name not in data:
-            if attribute.default is attrs.NOTHING:
-                raise InvalidData(source, f"{path}{name} is missing", _REWRITE)
-            continue
-        try:
-            values[name] = attribute.converter(data[name]) if attribute.converter else data[name]
-        except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidData(source, f"{path}{name} {error}", _REWRITE) from error
     try:
-        return cls(**values)
-    except (TypeError, ValueError) as error:
-        raise InvalidData(source, f"{path}{str(error.args[0])[:_MOST_CHARACTERS]}", _REWRITE) from error
+        return checks.read(cls, data)
+    except ValueError as error:
+        raise InvalidData(source, f"{path}{error}", _REWRITE) from error
 
 
 def _refuse_constant(name: str) -> NoReturn:

