@@ -28,18 +28,13 @@ def check_integer(value: object, name: str, minimum: int, most: int = MAX_EXTENT
 
 # Converters do not know the field, so they leave invalid values to the validators.
 def whole(value: object) -> int:
-    """Return an integer of any type, such as NumPy's, as a Python int; all other values unchanged."""
+    """Return an integer of any type, such as NumPy's, as a Python int; all other values, such as None, unchanged."""
     if isinstance(value, bool):
         return value
     try:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         return value  # type: ignore[return-value]
-
-
-def optional_whole(value: object) -> int | None:
-    """Return None unchanged, and an integer of any type as a Python int; all other values unchanged."""
-    return None if value is None else whole(value)
 
 
 def pair(value: object) -> tuple[int, int]:
@@ -53,14 +48,9 @@ def quad(value: object) -> tuple[int, int, int, int]:
     return (items[:1] * 2 + items[1:] * 2) if len(items) == 2 else items  # type: ignore[return-value]  # noqa: PLR2004
 
 
-def strings(value: object) -> tuple[str, ...] | None:
-    """Return a list of names as a tuple; text and None unchanged."""
-    return tuple(value) if _is_list(value) else value  # type: ignore[return-value, arg-type]
-
-
-def integers(value: object) -> tuple[int, ...] | None:
-    """Return a list as a tuple of Python ints; all other values, such as None, unchanged."""
-    return _tuple(value) if _is_list(value) else value  # type: ignore[return-value]
+def listed(value: object) -> Any:
+    """Return a list as a tuple, with integers of any type as Python ints; all other values, such as None, unchanged."""
+    return _tuple(value) if _is_list(value) else value
 
 
 def _is_list(value: object) -> bool:
@@ -95,12 +85,6 @@ def _each_at_least(minimum: int, length: int, form: str) -> Validator:
 
 PAIR = _each_at_least(1, 2, "a whole number or [h, w]")
 QUAD = _each_at_least(0, 4, "a whole number, [h, w] or [top, bottom, left, right]")
-
-
-def check_extent(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    """Raise InvalidSpec unless the field is None or a whole number of at least 1."""
-    if value is not None:
-        check_integer(value, attribute.name, 1)
 
 
 def check_flag(_: object, attribute: attrs.Attribute[Any], value: object) -> None:

@@ -15,9 +15,10 @@ from typing import Any, ClassVar, Self
 
 import attrs
 from attrs import field
+from attrs.validators import optional
 
 from cubatch.errors import InvalidArgument, InvalidSpec
-from cubatch.network.extents import Extents, check_extent, check_inputs, check_name, optional_whole, strings
+from cubatch.network.extents import Extents, at_least, check_inputs, check_name, listed, whole
 from cubatch.network.passes import Gemm, Pass
 from cubatch.network.windows import ConvShape
 
@@ -54,10 +55,10 @@ class Layer:
     products_in_turn: ClassVar[bool] = False  # its matrix products depend on each other, so each is a launch
 
     name: str | None = field(default=None, validator=check_name)
-    inputs: tuple[str, ...] | None = field(default=None, converter=strings, validator=check_inputs)
-    h: int | None = field(default=None, converter=optional_whole, validator=check_extent)
-    w: int | None = field(default=None, converter=optional_whole, validator=check_extent)
-    c: int | None = field(default=None, converter=optional_whole, validator=check_extent)
+    inputs: tuple[str, ...] | None = field(default=None, converter=listed, validator=check_inputs)
+    h: int | None = field(default=None, converter=whole, validator=optional(at_least(1)))
+    w: int | None = field(default=None, converter=whole, validator=optional(at_least(1)))
+    c: int | None = field(default=None, converter=whole, validator=optional(at_least(1)))
 
     def __init_subclass__(cls, **facts: object) -> None:
         super().__init_subclass__()

@@ -10,7 +10,7 @@ import attrs
 from attrs import field
 
 from cubatch.errors import InvalidSpec
-from cubatch.network.extents import Extents, at_least, check_integer, integers, whole
+from cubatch.network.extents import Extents, at_least, check_integer, listed, whole
 from cubatch.network.layer import Layer
 from cubatch.network.passes import Pass
 
@@ -63,7 +63,7 @@ class Concat(Layer, type="concat", arity=(2, 1024)):
         channels: Channels of each input; None until inferred in a network, where c is their sum.
     """
 
-    channels: tuple[int, ...] | None = field(default=None, converter=integers)
+    channels: tuple[int, ...] | None = field(default=None, converter=listed)
 
     @channels.validator
     def _check_channels(self, attribute: attrs.Attribute[Any], value: object) -> None:

@@ -10,7 +10,7 @@ import attrs
 from attrs import field
 
 from cubatch.errors import InvalidSpec
-from cubatch.network.extents import A_NAME, Extents, at_least, check_integer, integers, is_name, whole
+from cubatch.network.extents import A_NAME, Extents, at_least, check_integer, is_name, listed, whole
 from cubatch.network.layer import Layer
 from cubatch.network.passes import Gemm, Pass
 
@@ -18,12 +18,12 @@ MOST_FLOP = 2**63 - 1
 
 
 def _extents(value: object) -> Extents | None:
-    return None if value is None else integers(value)  # type: ignore[return-value]
+    return None if value is None else listed(value)
 
 
 def _list_of_extents(value: object) -> tuple[Extents, ...]:
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return tuple(integers(item) for item in value)  # type: ignore[misc]
+        return tuple(listed(item) for item in value)
     return value  # type: ignore[return-value]
 
 
