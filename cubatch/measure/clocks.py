@@ -25,15 +25,9 @@ from cubatch.measure.runner import Reading
 
 
 class HostClock:
-    """
-    The host's monotone clock.
+    """The host's monotone clock, for steps that return when they are done."""
 
-    Args:
-        synchronize: Function that waits for enqueued work; None if a step returns when it is done.
-    """
-
-    def __init__(self, synchronize: Callable[[], None] | None = None) -> None:
-        self._synchronize = synchronize
+    def __init__(self) -> None:
         self._reference: tuple[Callable[[], object], int] | None = None
 
     def hold_reference(self, step: Callable[[], object], repeats: int) -> None:
@@ -53,9 +47,7 @@ class HostClock:
         time.sleep(seconds)
 
     def wait(self) -> None:
-        """Wait until enqueued steps are done, if the clock has a function for it."""
-        if self._synchronize:
-            self._synchronize()
+        """Wait until enqueued steps are done; steps of this clock always are."""
 
     def free_bytes(self) -> int | None:
         """Return the bytes of main memory available without swapping; None if unknown."""
@@ -79,10 +71,8 @@ class HostClock:
         return Reading(seconds=seconds, reference_before_seconds=before, reference_after_seconds=after)
 
     def _time_steps(self, step: Callable[[], object], repeats: int) -> float:
-        self.wait()
         begun = time.perf_counter_ns()
         last = _run(step, repeats)
-        self.wait()
         ended = time.perf_counter_ns()  # before looking for something to wait for, which takes time itself
         if _wait_for(last):
             ended = time.perf_counter_ns()
