@@ -7,7 +7,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
 
 from cubatch.checks import MAX_BATCH_SIZE
 from cubatch.errors import CubatchError, OutOfMemory, OverLimit
@@ -221,22 +220,14 @@ class BoundedRunner(abc.ABC):
 
     @property
     def remarks(self) -> list[Remark]:
-        """Return a list with a remark on the batch size from which the heap was kept compact; empty if it was not."""
-        if self._tidied_at is None:
-            return []
-        return [Remark(code="heap_compacted", values={"batch_size": self._tidied_at})]
-
-    @property
-    def page_faults(self) -> list[dict[str, Any]]:
-        """Return `PageFaults.rows`: page faults and their share of CPU time by batch size; empty on a GPU."""
-        return self._page_faults.rows if isinstance(self.meter, HostMeter) else []
+        """Return remarks on the batch size from which the heap was kept compact, if it was, and on page faults."""
+        tidied = [] if self._tidied_at is None else [self._tidied_at]
+        compacted = [Remark(code="heap_compacted", values={"batch_size": size}) for size in tidied]
+        return [*compacted, *self._page_faults.remarks]
 
     def report(self) -> MemoryReport:
-        """Return predicted and measured bytes of the sizes that ran, the prediction now, remarks and page faults."""
-        return {
-            "history": self.history, "forecast": self.forecast, "remarks": self.remarks,
-            "page_faults": self.page_faults,
-        }  # fmt: skip
+        """Return predicted and measured bytes of the sizes that ran, the prediction now, and remarks."""
+        return {"history": self.history, "forecast": self.forecast, "remarks": self.remarks}
 
     def prepare(self, batch_size: int) -> float | None:
         """
@@ -256,6 +247,8 @@ class BoundedRunner(abc.ABC):
         self.step()
         if self._plan is None:
             self.step()  # the second step allocates gradients and optimizer state, which no trace predicted
+        if isinstance(self.meter, HostMeter):
+            self._page_faults.begin(self._steps)
         taken = self.peak_bytes
         if taken is not None and taken > self._memory_limit:
             raise OutOfMemory(f"a step of batch size {batch_size}", taken, self._memory_limit)
@@ -305,7 +298,6 @@ class BoundedRunner(abc.ABC):
                     self.clock.wait()
                     self._first_seconds[self._batch_size] = time.perf_counter() - began
                 self.meter.settle()
-                self._page_faults.begin()
             self._steps += 1
 
     def release(self) -> None:
@@ -315,7 +307,7 @@ class BoundedRunner(abc.ABC):
             taken = self.peak_bytes
         if self._plan is not None and taken is not None and self._steps:
             self._plan.learn(self._batch_size, taken)
-        self._page_faults.end(self._batch_size, self._steps - 1)
+        self._page_faults.end(self._batch_size, self._steps)
         self._step, self._steps = None, 0
         self.meter.settle()  # before the very first step, and also where none came to an end
         self._drop()

@@ -236,11 +236,6 @@ class RankedRunner(BoundedRunner):
         """Return remarks on the memory of all ranks and on the inputs of this rank."""
         return [*self._runner.remarks, *super().remarks]
 
-    @property
-    def page_faults(self) -> list[dict[str, Any]]:
-        """Return the page faults of steps on this rank, as rows of `PageFaults`."""
-        return self._runner.page_faults
-
     def _do(self, command: str, *arguments: Any) -> list[Any]:
         return self._ranks.do(self._runner, command, *arguments)
 

@@ -30,7 +30,7 @@ class RemoteBoundedRunner(RemoteRunner):
     ) -> None:  # fmt: skip
         super().__init__(factory, prepare_seconds=prepare_seconds, remedy=remedy, cpus=cpus)
         self.compile_seconds = 0.0
-        self._report = MemoryReport(history=[], forecast=None, remarks=[], page_faults=[])
+        self._report = MemoryReport(history=[], forecast=None, remarks=[])
 
     def prepare(self, batch_size: int) -> float | None:
         """

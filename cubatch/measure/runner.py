@@ -189,13 +189,11 @@ class MemoryReport(TypedDict):
         history: For each `batch_size` that ran: `predicted_bytes` just before, and `measured_bytes`.
         forecast: The largest batch size that fits, and predicted bytes; None if `look` was not called.
         remarks: Notes for the user.
-        page_faults: For each `batch_size`: page faults per step, `faults`, and their `share` of the CPU time.
     """
 
     history: list[dict[str, int]]
     forecast: MemoryForecast | None
     remarks: list[Remark]
-    page_faults: list[dict[str, Any]]
 
 
 class LearnsMemory(Runner, Protocol):

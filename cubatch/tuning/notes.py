@@ -63,7 +63,11 @@ _TEXT: Mapping[str, str] = {
         "The hypervisor took {stolen_share} of the CPU time (steal): measure again when the other machines of this "
         "host are quiet, or on CPUs of your own."
     ),
-    "page_faults": "{message}",
+    "page_faults": (
+        "At batch size {batch_size} the system took {cpu_share} of the CPU time for {faults} page faults a step: glibc "
+        "returns freed memory and requests it again. To avoid that at the cost of more memory, set {variables}, and no "
+        "other variables of malloc, here and where you train."
+    ),
     "heap_thresholds": (
         "Timed while glibc kept freed memory ({variables}): a process without these environment variables may be "
         "slower."

@@ -16,9 +16,9 @@ import cubatch as cb
 torch = pytest.importorskip("torch")
 
 from cubatch.frameworks import heap, module_source, module_worker  # noqa: E402
+from cubatch.frameworks.remote_bounded_runner import RemoteBoundedRunner  # noqa: E402
 from cubatch.report.tables import common, store as tables  # noqa: E402
 from cubatch.tuning import store as results  # noqa: E402
-from cubatch.tuning.subjects import bounded_subject  # noqa: E402
 from tests.parity import named_modules  # noqa: E402
 from tests.virtual_time import step_seconds  # noqa: E402
 
@@ -197,12 +197,12 @@ def test_where_the_process_ends_another_way_is_named():
         cb.autotune_module(f"{HERE}:ends", SHAPE, store=False, **ASKED)
 
 
-def test_page_faults_of_timed_sizes_are_told_from_the_store_too(place, monkeypatch, malloc_is_not_chosen):
-    """Not of 64, which was stepped to learn of memory and is not in the result; a rerun, which runs none, says so."""
-    monkeypatch.setattr(heap, "is_movable", lambda: True)
-    rows = [{"batch_size": n, "share": share, "faults": 1000} for n, share in ((2, 0.2), (4, 0.1), (64, 0.9))]
-    told = bounded_subject.page_faults.describe
-    monkeypatch.setattr(bounded_subject.page_faults, "describe", lambda _, sizes: told(rows, sizes))
+def test_page_faults_are_told_from_the_store_too(place, monkeypatch, malloc_is_not_chosen):
+    """The worker remarks on them; a rerun, which runs no step, says so."""
+    values = {"batch_size": 2, "cpu_share": 0.2, "faults": "1000", "variables": "A=1"}
+    remark = {"code": "page_faults", "values": values}
+    report = RemoteBoundedRunner.report
+    monkeypatch.setattr(RemoteBoundedRunner, "report", lambda self: report(self) | {"remarks": [remark]})
     for _ in range(2):
         result = cb.autotune_module(f"{HERE}:small", SHAPE, store=place / "store.sqlite3", **ASKED)
         (note,) = (reason for reason in result.reasons if "page faults" in reason)

@@ -10,7 +10,7 @@ import attrs
 
 from cubatch import checks
 from cubatch.errors import DoesNotFit, InvalidArgument
-from cubatch.frameworks import loader_rate, page_faults
+from cubatch.frameworks import loader_rate
 from cubatch.frameworks.batch_sources import INPUTS
 from cubatch.frameworks.loader_rate import LoaderRate
 from cubatch.frameworks.pinned_instances import PinnedInstances
@@ -164,8 +164,6 @@ class BoundedSubject(Subject):
         if self._runner is not None:
             report = self._runner.report()
             remarks = report["remarks"]
-            sizes = {timing.batch_size for timing in measured.timings}
-            messages = page_faults.describe(report["page_faults"], sizes) or ladder.facts.get("page_faults", [])
             predicted = {row["batch_size"]: row["predicted_bytes"] for row in report["history"]}
             largest = ladder.largest
             if (forecast := report["forecast"]) is not None:
@@ -175,12 +173,10 @@ class BoundedSubject(Subject):
                 predicted = {**dict(forecast["bytes"]), **predicted}
             ladder = attrs.evolve(
                 ladder, candidates=_predicted(ladder.candidates, predicted), largest=largest,
-                facts={**ladder.facts, "page_faults": messages, "remarks": remarks},
+                facts={**ladder.facts, "remarks": remarks},
             )  # fmt: skip
             measured = attrs.evolve(measured, added=_predicted(measured.added, predicted))
-        notes = [of_remark(remark) for remark in remarks]
-        notes += [note("page_faults", message=message) for message in ladder.facts.get("page_faults", [])]
-        return Revision(ladder=ladder, measured=measured, notes=notes)
+        return Revision(ladder=ladder, measured=measured, notes=[of_remark(remark) for remark in remarks])
 
     def measure_loader(self, result: TuningResult, request: Request) -> LoaderRate | Note | None:
         """

@@ -10,12 +10,14 @@ from types import SimpleNamespace
 import pytest
 
 from cubatch.frameworks import heap, page_faults
-from cubatch.frameworks.page_faults import PageFaults, describe
+from cubatch.frameworks.page_faults import PageFaults
+from cubatch.tuning.notes import of_remark, sentence
 
 # Steps that write blocks which are above glibc's largest threshold, and free them.
 STEPS = """
 import ctypes
-from cubatch.frameworks.page_faults import PageFaults, describe
+from cubatch.frameworks.page_faults import PageFaults
+from cubatch.tuning.notes import of_remark, sentence
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
@@ -28,12 +30,12 @@ def step():
 
 step()
 faults = PageFaults()
-faults.begin()
+faults.begin(1)
 for _ in range(20):
     step()
-faults.end(7, 20)
-print(*[row["faults"] for row in faults.rows])
-print(*describe(faults.rows, [7]))
+faults.end(7, 21)
+print(*[faults for _, faults in faults._worst.values()])
+print(*map(sentence, map(of_remark, faults.remarks)))
 """
 
 
@@ -59,21 +61,11 @@ def test_the_size_with_the_largest_share_is_told(of_the_system):
     of_the_system((1.0, 1.0, 0), (1.9, 1.1, 50_000), (2.0, 2.0, 60_000), (2.75, 2.25, 160_000))
     faults = PageFaults()
     for batch_size, steps in ((8, 5), (16, 4)):
-        faults.begin()
-        faults.end(batch_size, steps)
-    (said,) = describe(faults.rows, [8, 16])
+        faults.begin(1)
+        faults.end(batch_size, 1 + steps)
+    said = sentence(of_remark(*faults.remarks))
     assert said.startswith("At batch size 16 the system took 25 % of the CPU time for 25 000 page faults a step")
     assert heap.format_variables(heap.KEPT) in said
-
-
-@pytest.mark.parametrize(("timed", "named"), [([8, 16], 16), ([8, 32], 8), ([32], None)])
-def test_only_sizes_of_the_result_are_named(monkeypatch, timed, named):
-    """One that was stepped to learn of memory stands in no row of its table, whatever it took."""
-    monkeypatch.setattr(heap, "is_movable", lambda: True)
-    rows = [{"batch_size": n, "share": share, "faults": 1000} for n, share in ((8, 0.1), (16, 0.2))]
-    assert [said.startswith(f"At batch size {named} ") for said in describe(rows, timed)] == [True] * (
-        named is not None
-    )
 
 
 @pytest.mark.parametrize(
@@ -85,28 +77,28 @@ def test_what_is_not_worth_saying_is_not_said(of_the_system, after, why):
     """Advice that would not help is none."""
     of_the_system((0.0, 0.0, 0), after)
     faults = PageFaults()
-    faults.begin()
+    faults.begin(0)
     faults.end(8, 10)
-    assert describe(faults.rows, [8]) == [], why
+    assert faults.remarks == [], why
 
 
 def test_what_took_as_long_as_page_faults_may_is_said(of_the_system):
     """9 us each, where 2 to 3 were met."""
     of_the_system((0.0, 0.0, 0), (0.91, 0.09, 10_000))
     faults = PageFaults()
-    faults.begin()
+    faults.begin(0)
     faults.end(8, 10)
-    assert len(describe(faults.rows, [8])) == 1
+    assert len(faults.remarks) == 1
 
 
 def test_without_steps_there_is_nothing_to_tell(of_the_system):
     """A size that ended before its first step, or in it."""
     of_the_system((0.0, 0.0, 0), (0.0, 1.0, 10**6))
     faults = PageFaults()
-    faults.end(8, -1)
-    faults.begin()
     faults.end(8, 0)
-    assert faults.rows == []
+    faults.begin(1)
+    faults.end(8, 1)
+    assert faults.remarks == []
 
 
 @pytest.mark.skipif(not heap.is_movable(), reason="no glibc, or its bounds were chosen")

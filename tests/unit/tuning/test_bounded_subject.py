@@ -41,7 +41,7 @@ class Bounded(FakeRunner):
 
     def report(self):
         """Of memory it has learned nothing but what is foreseen."""
-        return {"history": [], "forecast": self.forecast, "remarks": [], "page_faults": []}
+        return {"history": [], "forecast": self.forecast, "remarks": []}
 
 
 @attrs.define(kw_only=True)
