@@ -10,7 +10,7 @@ import attrs
 
 from cubatch import checks
 from cubatch.errors import DoesNotFit, InvalidArgument
-from cubatch.frameworks import loader_rate
+from cubatch.frameworks import heap, loader_rate
 from cubatch.frameworks.batch_sources import INPUTS
 from cubatch.frameworks.loader_rate import LoaderRate
 from cubatch.frameworks.pinned_instances import PinnedInstances
@@ -65,6 +65,11 @@ class BoundedSubject(Subject):
     @abc.abstractmethod
     def make_runner(self) -> LearnsMemory:
         """Return a runner whose steps take at most the bytes of the limit `memory`."""
+
+    def start(self, *, refresh: bool) -> Sequence[Note]:  # noqa: ARG002
+        """Return a note on the thresholds of glibc's heap in the worker; none if the user has set them."""
+        is_raised, variables = heap.is_raised(self.device.kind), heap.format_variables(heap.RAISED)
+        return [note("heap_thresholds", variables=variables)] if is_raised else []
 
     def ladder(self, request: Request, cached: Ladder | None, *, is_finished: bool) -> Ladder:
         """

@@ -142,10 +142,6 @@ class NamedModuleSubject(BoundedSubject):
             facts |= own
         return facts
 
-    def start(self, *, refresh: bool) -> Sequence[Note]:  # noqa: ARG002
-        """Return a note on the thresholds of glibc's heap in the worker; none if the user has set them."""
-        return heap_notes(self.device)
-
     def make_runner(self) -> LearnsMemory:
         """Return a runner whose worker process builds the module and runs its steps."""
         arguments = {
@@ -154,10 +150,3 @@ class NamedModuleSubject(BoundedSubject):
         }  # fmt: skip
         remedy = "In Python, autotune_module runs it in your own process if it is given the module, not its name."
         return self.remote("cubatch.frameworks.module_worker:runner", arguments, remedy)
-
-
-def heap_notes(device: Device) -> list[Note]:
-    """Return a note on the thresholds that a worker sets for glibc's heap; none if the user has set them."""
-    return (
-        [note("heap_thresholds", variables=heap.format_variables(heap.RAISED))] if heap.is_raised(device.kind) else []
-    )

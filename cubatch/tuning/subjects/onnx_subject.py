@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
@@ -19,10 +19,8 @@ from cubatch.frameworks.onnxruntime_runner import PROVIDERS
 from cubatch.hardware import memory_limit as hardware_memory, probe
 from cubatch.hardware.facts import Device
 from cubatch.measure.runner import LearnsMemory
-from cubatch.tuning.notes import Note
 from cubatch.tuning.request import Request
 from cubatch.tuning.subjects.bounded_subject import BoundedSubject, share_cpus
-from cubatch.tuning.subjects.module_subject import heap_notes
 
 LIBRARY = "onnxruntime"
 _WHEELS = ("onnxruntime", "onnxruntime-gpu")
@@ -78,10 +76,6 @@ class OnnxSubject(BoundedSubject):
     def conditions(self) -> Mapping[str, Any]:
         """Checksums of the file and its weights, version and provider of ONNX Runtime, and the settings of malloc."""
         return {"malloc": heap.settings(self.device.kind), **self.versions, **_checksums(self.path, self.dims)}
-
-    def start(self, *, refresh: bool) -> Sequence[Note]:  # noqa: ARG002
-        """Return a note on the thresholds of glibc's heap in the worker; none if the user has set them."""
-        return heap_notes(self.device)
 
     def make_runner(self) -> LearnsMemory:
         """Return a runner whose worker process loads the file and runs its steps."""
