@@ -75,21 +75,6 @@ def cgroup_left_bytes(root: Path = ROOT) -> int | None:
     return max(0, min(left)) if left else None
 
 
-def address_space_left_bytes(root: Path = ROOT) -> int | None:
-    """
-    Return how many more bytes this process may map by `ulimit -v` and `ulimit -d`; None where neither is set.
-
-    Both count mapped memory, not used memory: thread stacks, arenas of the C library and buffers of BLAS too.
-    """
-    limits = read_text(root / "proc/self/limits")
-    left = []
-    for name, used in (("Max address space", "VmSize"), ("Max data size", "VmData")):
-        limit = re.search(rf"^{name} +([0-9]+) ", limits, re.MULTILINE)
-        if limit is not None and (taken := process_bytes(used, root)) is not None:
-            left.append(int(limit[1]) - taken)
-    return max(0, min(left)) if left else None
-
-
 def process_bytes(name: str, root: Path = ROOT) -> int | None:
     """
     Return the bytes of a kind of memory of this process; None for an unknown kind.

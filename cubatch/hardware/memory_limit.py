@@ -13,13 +13,6 @@ from cubatch.units import format_bytes, parse_bytes
 
 _CPU_SHARE = 0.8  # of available main memory; the rest is left to the system and to NumPy's temporary arrays
 
-_ADDRESS_BYTES_PER_THREAD = 104 * 2**20
-"""
-Address space of a thread that computes a shard: stack (8 MiB), glibc arena (64 MiB) and OpenBLAS buffer (32 MiB).
-
-Little of it is used, but `ulimit -v` counts what is mapped.
-"""
-
 _WORTH_NAMING = 0.05  # share of a GPU's memory from which other processes are named; the driver holds less for itself
 
 
@@ -42,7 +35,7 @@ def memory_limit(device: Device, requested: int | str | None = None, *, held: in
     - GPU in this machine: free memory by NVML, less the overhead of the CUDA context and libraries. If NVML reports
       nothing and the GPU shares the CPU's memory: 0.8 x available main memory, less the same overhead.
     - Absent GPU, or one for which NVML reports nothing: its capacity less the overhead.
-    - CPU: 0.8 x the smallest of the available memory and of the bytes still allowed by cgroup, `ulimit -v` and `-d`.
+    - CPU: 0.8 x the smaller of the available memory and what the cgroup still allows.
 
     Args:
         requested: None (no request), bytes, "8GiB", or "80%" of free and held memory.
@@ -70,10 +63,8 @@ def memory_limit(device: Device, requested: int | str | None = None, *, held: in
 
 
 def _cpu_limit(held: int) -> MemoryLimit:
-    mapped = host.address_space_left_bytes()
     bounds = (
         (host.cgroup_left_bytes(), "what the cgroup leaves"),
-        (mapped and max(0, mapped - host.cpu_threads() * _ADDRESS_BYTES_PER_THREAD), "what ulimit -v or -d leaves"),
         (host.available_memory_bytes(), "memory available"),
     )
     known = [(size, name) for size, name in bounds if size is not None]

@@ -49,11 +49,10 @@ def gpus(monkeypatch):
 
 @pytest.fixture
 def memory(monkeypatch):
-    """Give the machine available memory, room in its cgroup, and what ulimit leaves."""
+    """Give the machine available memory, and room in its cgroup."""
 
-    def put(available, room, mapped=None):
+    def put(available, room):
         monkeypatch.setattr(host, "available_memory_bytes", lambda: available)
         monkeypatch.setattr(host, "cgroup_left_bytes", lambda: room)
-        monkeypatch.setattr(host, "address_space_left_bytes", lambda: mapped)
 
     return put

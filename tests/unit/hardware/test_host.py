@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from cubatch.hardware import host
@@ -174,38 +171,3 @@ def test_a_group_that_is_held_up_sooner_than_killed_has_no_more_room(machine, li
     machine("sys/fs/cgroup/job/memory.high", f"{high}\n")
 
     assert host.cgroup_left_bytes(machine.root) == room
-
-
-LIMITS = """Limit                     Soft Limit           Hard Limit           Units
-Max cpu time              unlimited            unlimited            seconds
-Max data size             {data:<20} unlimited            bytes
-Max address space         {space:<20} {space:<20} bytes
-"""
-
-
-@pytest.mark.parametrize(
-    ("space", "data", "room"),
-    [
-        ("unlimited", "unlimited", None),
-        (900 * 2**20, "unlimited", 400 * 2**20),
-        ("unlimited", 300 * 2**20, 200 * 2**20),
-        (900 * 2**20, 300 * 2**20, 200 * 2**20),
-        (100 * 2**20, "unlimited", 0),  # set by this process for itself, after it took more
-    ],
-)
-def test_what_ulimit_leaves_is_room(machine, space, data, room):
-    """Address space counts all that is mapped, the data size what of it is private and written; the tighter holds."""
-    machine("proc/self/limits", LIMITS.format(space=space, data=data))
-    machine("proc/self/status", f"VmPeak:\t  999999 kB\nVmSize:\t  {500 * 1024} kB\nVmData:\t  {100 * 1024} kB\n")
-
-    assert host.address_space_left_bytes(machine.root) == room
-
-
-def test_ulimit_is_seen_where_it_is_set():
-    """By the real /proc of a process under a real limit: what it leaves is less than the limit, and not nothing."""
-    code = (
-        "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))\n"
-        "from cubatch.hardware import host; print(host.address_space_left_bytes())"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert 0 < int(done.stdout) < 2**33

@@ -9,7 +9,7 @@ import pynvml
 import pytest
 
 from cubatch.errors import InvalidArgument
-from cubatch.hardware import catalogue, driver, host, memory_limit as hardware_memory, nvml as nvml_module, probe
+from cubatch.hardware import catalogue, driver, memory_limit as hardware_memory, nvml as nvml_module, probe
 from cubatch.hardware.facts import Device
 from cubatch.hardware.nvml import Monitor, Process
 from tests.nvml import Gpu, Library
@@ -170,20 +170,6 @@ def test_a_gpu_of_unknown_memory_has_no_limit_to_give():
         hardware_memory.memory_limit(Device(name="made up"))
 
     assert caught.value.value == "made up"
-
-
-def test_what_ulimit_leaves_bounds_the_cpu(memory, monkeypatch):
-    """Less what threads map for themselves: a stack, an arena, a buffer of BLAS's; the note names the command."""
-    monkeypatch.setattr(host, "cpu_threads", lambda: 2)
-    memory(10 * GIB, 9 * GIB, mapped=3 * GIB)
-    found = hardware_memory.memory_limit(probe.device("cpu"))
-    memory(10 * GIB, 9 * GIB, mapped=100)
-    nothing = hardware_memory.memory_limit(probe.device("cpu"))
-
-    assert found.free_bytes == 3 * GIB - 2 * 104 * 2**20
-    assert found.bytes == int(0.8 * found.free_bytes)
-    assert "ulimit -v" in found.note
-    assert (nothing.bytes, nothing.free_bytes) == (0, 0)
 
 
 HOG, OF = Process(7, "train", 6 * GIB), " of the GPU's 16.00 GiB"
