@@ -12,11 +12,10 @@ from cubatch.estimate.batch_sweep import spread
 from cubatch.estimate.block_counts import TILE, Blocks, num_blocks
 from cubatch.estimate.expected import predicted
 from cubatch.hardware.facts import Device
-from cubatch.hardware.waves import Occupancy
 from cubatch.kernels import cost_model
 from cubatch.kernels.problem import Problem, problem_of
 from cubatch.kernels.ranking import Choose, first_ranked
-from cubatch.kernels.resources import Needs, Recorded, recorded_figures, recorded_needs
+from cubatch.kernels.resources import resident
 from cubatch.kernels.variant import Kernel
 from cubatch.network import graph
 from cubatch.network.layer import Layer, extents
@@ -68,7 +67,6 @@ def on_sms(
     device: Device,
     dtype: str,
     library: str,
-    budget: Recorded,  # recorded registers and shared memory of kernels, from `resources.recorded_figures`
     choose: Choose = first_ranked,  # chooses the kernel of a problem
 ) -> dict[str, Any]:
     """
@@ -82,39 +80,26 @@ def on_sms(
         >>> from cubatch.hardware.catalogue import find
         >>> from cubatch.network.layers import Conv2d
         >>> go = Conv2d(h=19, w=19, c=128, k=128, r=3, s=3, pad=1)
-        >>> v100, budget = find("v100-sxm2-16gb"), Recorded("", {}, {})
-        >>> facts = on_sms(go, Pass.FPROP, 29, device=v100, dtype="float32", library="im2col", budget=budget)
+        >>> facts = on_sms(go, Pass.FPROP, 29, device=find("v100-sxm2-16gb"), dtype="float32", library="im2col")
         >>> facts["blocks"], facts["waves"], facts["last_wave"]
         (82, 2, 0.025)
     """
     chosen = _chosen(layer, pass_, batch_size, device=device, dtype=dtype, library=library, choose=choose)
     problem, kernel, slices = (None, None, 1) if chosen is None else chosen
     tile = _tile_of(kernel)
-    occupied = None if kernel is None else _occupancy(kernel, device, budget)
+    occupied = None if kernel is None else resident(kernel, device.compute_capability)
     if problem is None or kernel is None:
         blocks = num_blocks(layer, pass_, batch_size, tile)
     else:
         blocks = slices * cost_model.blocks(problem, kernel)
-    resident = 1 if library == "im2col" else None if occupied is None else occupied.blocks_per_sm
+    blocks_per_sm = 1 if library == "im2col" else None if occupied is None else occupied.blocks_per_sm
     return {
         "kernel": None if kernel is None else kernel.name,
         "tile": f"{tile[0]}x{tile[1]}",
-        "blocks_per_sm": resident,
+        "blocks_per_sm": blocks_per_sm,
         "occupancy": None if occupied is None else occupied.occupancy,
-        **attrs.asdict(spread(blocks, device.num_sms or 1, blocks_per_sm=resident or 0, slices=slices)),
+        **attrs.asdict(spread(blocks, device.num_sms or 1, blocks_per_sm=blocks_per_sm or 0, slices=slices)),
     }
-
-
-def _occupancy(kernel: Kernel, device: Device, budget: Recorded) -> Occupancy | None:
-    if device.arch is None or device.compute_capability is None:
-        return None
-    needs = recorded_needs(kernel, device.arch, budget)
-    return None if needs is None else _residents(needs, device.compute_capability)
-
-
-@functools.lru_cache(maxsize=1024)
-def _residents(needs: Needs, compute_capability: tuple[int, int]) -> Occupancy:
-    return needs.on(compute_capability)
 
 
 def _tile_of(kernel: Kernel | None) -> tuple[int, int]:
@@ -172,9 +157,7 @@ def layer_rows(work: Workload, batch_sizes: Sequence[int], choose: Choose) -> di
         if node.layer.gemms(pass_, 1)
     ]
     rows = dict[int, list[dict[str, Any]]]()
-    on = functools.partial(
-        on_sms, device=work.device, dtype=work.dtype, library="cubatch", budget=recorded_figures(), choose=choose
-    )
+    on = functools.partial(on_sms, device=work.device, dtype=work.dtype, library="cubatch", choose=choose)
     for column, size in enumerate(batch_sizes):
         figures = [on(layer, pass_, size) for layer, pass_ in distinct]
         facts = [{fact: each[fact] for fact in FACTS} for each in figures]

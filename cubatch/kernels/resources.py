@@ -132,17 +132,23 @@ def recorded_figures() -> Recorded:
     return read(kernel_module.kernels_path() / "resources.toml")
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=1024)
+def resident(kernel: Kernel, compute_capability: tuple[int, int] | None) -> Occupancy | None:
+    """Return how many of a kernel's blocks an SM holds; None without a record, or if the capability is None."""
+    if compute_capability is None:
+        return None
+    needs = recorded_needs(kernel, "sm_{}{}".format(*compute_capability), _cached_figures())
+    return None if needs is None else needs.on(compute_capability)
+
+
 def resident_blocks(kernel: Kernel, compute_capability: tuple[int, int] | None) -> int:
     """
     Return the number of a kernel's blocks that one SM holds, by its recorded resources.
 
     It is RESIDENT_BLOCKS, 4, without a record or if the compute capability is None.
     """
-    if compute_capability is None:
-        return RESIDENT_BLOCKS
-    needs = recorded_needs(kernel, "sm_{}{}".format(*compute_capability), _cached_figures())
-    return RESIDENT_BLOCKS if needs is None else needs.on(compute_capability).blocks_per_sm
+    held = resident(kernel, compute_capability)
+    return RESIDENT_BLOCKS if held is None else held.blocks_per_sm
 
 
 @functools.lru_cache(maxsize=1)

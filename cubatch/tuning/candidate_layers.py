@@ -12,7 +12,6 @@ from cubatch.estimate.on_sms import on_sms
 from cubatch.hardware import arithmetic, probe
 from cubatch.hardware.arithmetic import tensor_core_multiple
 from cubatch.hardware.facts import Device
-from cubatch.kernels.resources import recorded_figures
 from cubatch.measure.records import Candidate
 from cubatch.network import graph, models
 from cubatch.network.graph import Node
@@ -55,7 +54,7 @@ def explain(
     for node, pass_ in graph.layer_passes(resolved, mode):
         if node.layer.gemms(pass_, 1):
             alike.setdefault((pass_, extents(node.layer)), []).append((node, pass_))
-    rows, budget = [], recorded_figures()
+    rows = []
     for size, same in itertools.product((candidate.batch_size for candidate in sizes), alike.values()):
         node, pass_ = same[0]
         seconds = roofline.layer_seconds(node.layer, pass_, size, gpu, dtype)
@@ -64,7 +63,7 @@ def explain(
             "layer": node.name,
             "layers": len(same),
             "pass": pass_.value,
-            **on_sms(node.layer, pass_, size, device=gpu, dtype=dtype, library=chosen, budget=budget),
+            **on_sms(node.layer, pass_, size, device=gpu, dtype=dtype, library=chosen),
             "predicted_seconds": None if seconds is None else seconds * len(same),
             "padding": _padding(node.layer, multiple),
         })  # fmt: skip

@@ -90,7 +90,7 @@ def test_without_convolutions_there_are_no_coulom_sizes() -> None:
 def test_blocks_of_the_published_cliff() -> None:
     """On the 48 SMs of a 2080 Super, 96 boards of 8 x 8 are a wave of the vendor's tiles, and 97 begin a second."""
     conv, gpu = Conv2d(h=8, w=8, c=128, k=128, r=3, s=3, pad=1), catalogue.find("rtx-2080-super")
-    how = {"device": gpu, "dtype": "float32", "library": "im2col", "budget": resources.recorded_figures()}
+    how = {"device": gpu, "dtype": "float32", "library": "im2col"}
     found = [on_sms(conv, Pass.FPROP, n, **how) for n in (96, 97)]
     assert [(f["blocks"], f["waves"], f["busiest_sm_blocks"]) for f in found] == [(48, 1, 1), (49, 2, 2)]
 
@@ -99,7 +99,7 @@ def test_waves_of_our_kernels_are_those_of_their_recorded_occupancy() -> None:
     """What a V100 holds of the kernel ranked first, counted anew, makes a wave; time still follows the busiest SM."""
     budget, gpu, seen = resources.recorded_figures(), catalogue.find("v100-sxm2-16gb"), set()
     for n in (1, 16, 60, 100, 1000):
-        found = on_sms(GO, Pass.FPROP, n, device=gpu, dtype="float32", library="cubatch", budget=budget)
+        found = on_sms(GO, Pass.FPROP, n, device=gpu, dtype="float32", library="cubatch")
         (chosen,) = resources.named(found["kernel"])
         figures = budget.figures[chosen.name][70]
         held = occupancy(
@@ -124,7 +124,7 @@ def test_waves_of_our_kernels_are_those_of_their_recorded_occupancy() -> None:
 def test_waves_of_the_vendors_kernels_are_blocks_of_the_busiest_sm() -> None:
     """Nothing is known of what resides; with one block per SM 29 boards begin a second wave of 2 blocks."""
     gpu = catalogue.find("v100-sxm2-16gb")
-    how = {"device": gpu, "dtype": "float32", "library": "im2col", "budget": resources.recorded_figures()}
+    how = {"device": gpu, "dtype": "float32", "library": "im2col"}
     found = [on_sms(GO, Pass.FPROP, n, **how) for n in (28, 29)]
     assert [(f["waves"], f["last_wave"], f["blocks_per_sm"], f["kernel"]) for f in found] == [
         (1, 79 / 80, 1, None),
@@ -134,7 +134,7 @@ def test_waves_of_the_vendors_kernels_are_blocks_of_the_busiest_sm() -> None:
 
 def test_waves_are_not_known_where_nothing_is_recorded() -> None:
     """sm_53 is none of the recorded architectures: blocks, no waves."""
-    how = {"dtype": "float32", "library": "cubatch", "budget": resources.recorded_figures()}
+    how = {"dtype": "float32", "library": "cubatch"}
     found = on_sms(GO, Pass.FPROP, 28, device=Device(name="x", compute_capability=(5, 3), num_sms=1), **how)
     assert (found["waves"], found["last_wave"], found["blocks_per_sm"], found["occupancy"]) == (None,) * 4
     assert found["kernel"] is not None
@@ -146,8 +146,7 @@ def test_attention_falls_on_the_sms_as_its_projection_to_queries_keys_and_values
     """The largest of its products that tiled kernels run: kernel, tile, blocks and so crests are of that."""
     attention, linear = Attention(h=197, w=1, c=192, heads=3), Linear(h=197, w=1, c=192, k=576)
     how = {"device": catalogue.find("h100-sxm"), "dtype": dtype, "library": "cubatch"}
-    recorded = resources.recorded_figures()
-    assert on_sms(attention, pass_, 64, budget=recorded, **how) == on_sms(linear, pass_, 64, budget=recorded, **how)
+    assert on_sms(attention, pass_, 64, **how) == on_sms(linear, pass_, 64, **how)
     (tile, _, blocks), (want, _, expected) = (first_grid(layer, pass_, 64, **how) for layer in (attention, linear))
     assert (tile, [blocks(n) for n in (1, 7, 64, 500)]) == (want, [expected(n) for n in (1, 7, 64, 500)])
 
