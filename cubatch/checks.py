@@ -12,7 +12,6 @@ import inspect
 import json
 import math
 import os
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from types import UnionType
@@ -223,8 +222,11 @@ def check_number(field: str, value: float, *, least: float = 0.0, above: float |
         above: A bound that the number must exceed; None: `least` is the bound.
         unit: The unit for the error, such as "seconds".
     """
-    in_range = is_number(value) and value <= sys.float_info.max and (value >= least if above is None else value > above)
-    if not in_range:
+    try:
+        figure = required_number(value)
+    except (TypeError, ValueError):
+        figure = math.nan
+    if not (figure >= least if above is None else figure > above):
         bound = f", at least {least:g}" if above is None else f" above {above:g}"
         raise InvalidArgument(field, value, f"a finite number{f' of {unit}' if unit else ''}{bound}")
     return value

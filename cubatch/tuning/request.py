@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Self
@@ -55,8 +54,7 @@ class Request:
             InvalidArgument: If an argument is invalid.
         """
         goal = Goal.of(objective=objective, tolerance=tolerance, latency_limit=latency_limit)
-        if not checks.is_number(budget) or not 0 < budget <= sys.float_info.max:
-            raise InvalidArgument("budget", budget, "a positive number of seconds")
+        checks.check_number("budget", budget, above=0.0, unit="seconds")
         seed = checks.check_whole("seed", seed, least=0, most=_LARGEST_SEED)
         if sweeps is not None:
             checks.check_whole("sweeps", sweeps)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from cubatch import checks
+from cubatch.errors import InvalidArgument
 
 PLAIN = st.recursive(
     st.none()
@@ -74,3 +76,18 @@ def test_a_mapping_is_what_json_gives_back(value: dict[str, Any]) -> None:
     """Keeping a mapping and reading it back from JSON are the same."""
     kept = checks.mapping(value)
     assert json.loads(json.dumps(kept)) == kept
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("value", [np.float32(0.5), np.float16(0.5), Fraction(1, 2), 1, np.int64(1)])
+def test_numbers_of_any_type_are_in_range(value: Any) -> None:
+    """A limit of 64-bit floats has no value in 16 or 32 bits, which NumPy warns of."""
+    assert checks.check_number("budget", value, above=0.0) == value
+
+
+@pytest.mark.parametrize("value", [10**400, Fraction(10**400), math.nan, math.inf, np.float32("inf"), "1", True, 0])
+def test_numbers_out_of_range_are_named(value: Any) -> None:
+    """Also those that no float holds, and what is no number."""
+    with pytest.raises(InvalidArgument) as refused:
+        checks.check_number("budget", value, above=0.0)
+    assert refused.value.field == "budget"
