@@ -61,7 +61,7 @@ def serving(
         result, arrival_rate=arrival_rate, p99=p99, instances=instances, overhead=overhead, price_per_hour=price,
         closes_while_busy=server == "ray-serve",
     )  # fmt: skip
-    if server is not None:
+    if server is not None and json != "-":
         texts = {
             "triton": plan.to_triton, "ray-serve": plan.to_ray_serve, "bentoml": plan.to_bentoml,
             "torchserve": plan.to_torchserve,

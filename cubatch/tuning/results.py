@@ -522,6 +522,8 @@ def load(path: str | Path, field: str, *, predictions: bool = False) -> TuningRe
     except (OSError, ValueError) as error:
         raise InvalidData(str(path), f"cannot be read: {files.reason(error)}") from error
     data = _parse(text, str(path))
+    if isinstance(data, dict) and "axis" in data:
+        raise InvalidData(str(path), "holds results at several extents", "Tune at one extent: --dim NAME=N.")
     if predictions and isinstance(data, dict) and isinstance(data.get("results"), dict) and "threads" in data:
         data = data["results"].get(str(data["threads"]))
         if data is None:

@@ -46,6 +46,8 @@ def test_table_json_and_settings_have_the_same_plan(run, result, monkeypatch, tm
         assert str(plan["max_batch_size"]) in out
         assert plan["closes_while_busy"] == (server == "ray-serve")
         assert "p95" not in out
+    code, out, _ = run(*options, "--server", "triton", "--json", "-")
+    assert (code, json.loads(out)["arrival_rate"]) == (0, 300.0)
 
 
 @pytest.mark.usefixtures("few_requests")
@@ -105,6 +107,16 @@ def test_threads_without_a_recommendation_are_refused(run, tmp_path):
     assert "larger budget" in err
     with pytest.raises(cb.InvalidArgument, match="larger budget"):
         cb.serving_plan(result, arrival_rate=1, p99=0.5)
+
+
+def test_a_result_at_several_extents_is_refused(run, tmp_path):
+    """A plan is for one extent; the message names the option of the command that wrote the file."""
+    path, tuned_once = tmp_path / "extents.json", cb.TuningResult.from_mapping(about({8: 100.0}, mode="inference"))
+    result = cb.ExtentsResult(axis="sequence", results={64: tuned_once}, failed={})
+    path.write_text(json.dumps(result.to_mapping()), encoding="utf-8")
+    code, _, err = run("serving", str(path), "--arrival-rate", "1", "--p99", "0.5")
+    assert code == 1
+    assert "--dim" in err
 
 
 def test_a_limit_that_no_request_keeps_is_refused(run, result):
