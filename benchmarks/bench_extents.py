@@ -1,7 +1,7 @@
 """
 Batch sizes at several lengths and resolutions: what autotune_extents() recommends, and what a sweep then finds.
 
-    python -m benchmarks.bench_extents --out FILE
+    python -m benchmarks.bench_extents --out FILE [--workload onnx]
 
 For each workload one search has 1.5 times the budget of a single extent.  Then plain loops take turns in shuffled
 rounds: at the recommended size, and at powers of two up to the largest measured one.  The loss is the distance of the
@@ -151,11 +151,14 @@ def main() -> None:
     """Run the benchmark and write its JSON."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--workload", choices=[each.name for each in workloads()], help="only this one")
     parser.add_argument("--budget", type=float, default=10.0, help="of one extent")
     parser.add_argument("--seconds", type=float, default=0.5, help="of a turn in the sweep")
     parser.add_argument("--rounds", type=int, default=5)
     options, rows = parser.parse_args(), []
     for workload in workloads():
+        if options.workload not in (None, workload.name):
+            continue
         workload.module.eval()
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(action="ignore"):
             path = str(Path(folder) / "model.onnx")
