@@ -134,7 +134,7 @@ def _is_loop(result: TuningResult) -> bool:
 
 def _not_compared(result: TuningResult, n: int, value: str) -> str:
     is_cut = any(m.status == "not_run" for m in result.sizes.values())
-    within = f" within {result.budget_seconds:g} s" if is_cut and result.budget_seconds else ""
+    within = f" within {result.budget_seconds:.4g} s" if is_cut and result.budget_seconds else ""
     if _count_timed(result) > 1:
         return f"No recommendation: {n}, the best so far, was timed only once{within}: {value}. Raise budget."
     failed = [m for m in result.sizes.values() if m.status == "error"]

@@ -143,9 +143,10 @@ def autotune_threads(
     if _is_onnx(module, batches, options):
         tune_file = functools.partial(tune.autotune, module, library="onnxruntime")
         return over_threads(tune_file, threads, budget=budget, **options)
-    if not isinstance(module, str):
+    if not isinstance(module, str) or ":" not in module:
         allowed = "the path of an ONNX file, or the name of the function that builds a module, 'package.module:build'"
-        raise InvalidArgument("module", type(module).__name__, allowed, "Instances run in processes of their own.")
+        given = module if isinstance(module, str) else type(module).__name__
+        raise InvalidArgument("module", given, allowed, "Instances run in processes of their own.")
     return over_threads(functools.partial(autotune_module, module, batches), threads, budget=budget, **options)
 
 

@@ -63,6 +63,7 @@ def test_instances_of_a_module_step_in_processes_of_their_own(tmp_path, monkeypa
     ("module", "threads", "given", "field"),
     [
         (Small(), (1,), {}, "module"),
+        ("mlp", (1,), {}, "module"),
         ("tests.parity.named_modules:small", (CPUS + 1,), {"batches": SHAPE}, "threads"),
         ("tests.parity.named_modules:small", (), {"batches": SHAPE}, "threads"),
         ("tests.parity.named_modules:small", 1, {"batches": SHAPE}, "threads"),
