@@ -223,7 +223,7 @@ def check_number(field: str, value: float, *, least: float = 0.0, above: float |
         unit: The unit for the error, such as "seconds".
     """
     try:
-        figure = required_number(value)
+        figure = number(value)
     except (TypeError, ValueError):
         figure = math.nan
     if not (figure >= least if above is None else figure > above):
