@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from cubatch.checks import check_whole
 from cubatch.errors import InvalidArgument, InvalidSpec, MissingDependency
 from cubatch.frameworks.torch_memory import Peaks
 
@@ -17,6 +18,13 @@ _PROBE = 1031  # a batch size that no other extent is likely to have
 _WALKED = (2, 64)
 _LARGEST_SHAPE = 1024  # elements; what decides a shape has fewer
 DTYPES = ("float32", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
+_DECIDING: Mapping[str, tuple[int, ...]] = {
+    "ConstantOfShape": (0,), "Expand": (1,), "GRU": (4,), "If": (0,), "LSTM": (4,), "Loop": (0, 1), "OneHot": (1,),
+    "Pad": (1,), "RNN": (4,), "Range": (0, 1, 2), "Reshape": (1,), "Resize": (3,), "Slice": (1, 2), "Tile": (1,),
+    "TopK": (1,),
+}  # fmt: skip
+"""Operators of which some inputs, here by position, decide how much is computed: lengths, shapes, rounds."""
+_RECURRENT = ("GRU", "LSTM", "RNN")
 _DYNAMIC = (
     "Export it with a dynamic batch: torch.onnx.export(..., dynamic_shapes=({0: 'batch'},)), with dynamo=False "
     "input_names=['x'], dynamic_axes={'x': {0: 'batch'}}."
@@ -32,6 +40,7 @@ class Input:
     shape: tuple[int, ...]  # its extents, without the batch axis
     batch_axis: int | None  # position of its batch axis; None if it has none
     values: int | None  # the number of rows of the table that it indexes, as token ids do; None if it is no index
+    value: int | None  # what it holds everywhere, as the user gave it; None: it is drawn
 
     def extents(self, batch_size: int) -> tuple[int, ...]:
         """Return the shape of the input at a batch size."""
@@ -44,11 +53,12 @@ class OnnxGraph:
     """
     The graph of a file, without external weights.
 
-    The batch is the axis whose name begins with "batch", else axis 0 of the first input.
+    The batch is the axis whose name begins with "batch", else axis 0 of the first input. If `dims` has that axis, it is
+    the first one that is left open.
 
     Args:
         path: The file.
-        dims: Extents of open axes other than the batch, by name.
+        dims: Extents of open axes other than the batch, and values of integer inputs, by name.
 
     Attributes:
         inputs: Inputs of the graph.
@@ -58,8 +68,9 @@ class OnnxGraph:
 
     Raises:
         InvalidSpec: If the file cannot be read, or an input has an unsupported type or another open axis than the
-            batch. Also if an output is no tensor of numbers, or a Reshape fixes the batch.
-        InvalidArgument: If `dims` names an axis that is not open.
+            batch. Also if an output is no tensor of numbers, a Reshape fixes the batch, or a recurrent layer reads the
+            batch as time. Also if integers that `dims` does not give decide how much is computed.
+        InvalidArgument: If `dims` names neither an open axis nor an integer input.
         MissingDependency: If onnx is not installed.
     """
 
@@ -82,8 +93,9 @@ class OnnxGraph:
         values = [each for each in model.graph.input if each.name not in weights]
         if not values or not values[0].type.tensor_type.shape.dim:
             raise self.refused("one whose first input is a tensor of known rank, with the batch as axis 0")
-        self._set_dims(values, dims or {})
+        self._dims = dims or {}
         axis = self._batch_dim(values)
+        self._set_dims(values, axis.dim_param)
         self._batch, self._batch_name = axis.dim_value or None, axis.dim_param
         self._weights = sum(self._bytes(each.dims, each.data_type) for each in model.graph.initializer)
         self.inputs = tuple(self._input(model.graph, each) for each in values)
@@ -95,6 +107,8 @@ class OnnxGraph:
         self._graph_of = self._skeleton(model)
         if self._batch is not None and (node := self.fixing_node(self._batch)):
             raise self.fixed_by(node)
+        self._check_values()
+        self._check_time()
 
     @property
     def dtype(self) -> str:
@@ -123,7 +137,7 @@ class OnnxGraph:
             shape = constants.get(node.input[1]) if node.op_type == "Reshape" and len(node.input) > 1 else None
             holds_batch = shapes.get(node.input[0], ())[:1] == (_PROBE,) if node.input else False
             if shape and holds_batch and (shape[0] == batch_size if batch_size else shape[0] > 0):
-                return f"{node.op_type} {node.name or node.output[0]!r} of shape {shape}"
+                return f"{_described(node)} of shape {shape}"
         return None
 
     def fixed_by(self, node: str) -> InvalidSpec:
@@ -155,7 +169,8 @@ class OnnxGraph:
             if node.op_type == "Gather" and node.input[1] == value.name:
                 rows = next((each.dims[0] for each in graph.initializer if each.name == node.input[0]), rows)
         shape = tuple(dim.dim_value for axis, dim in enumerate(dims) if axis != batch_axis)
-        return Input(name=value.name, dtype=dtype, shape=shape, batch_axis=batch_axis, values=rows)
+        given = self._dims.get(value.name) if self._is_whole(value) else None
+        return Input(name=value.name, dtype=dtype, shape=shape, batch_axis=batch_axis, values=rows, value=given)
 
     def _output(self, value: Any) -> str:
         """Return the name of an output; raise InvalidSpec unless it is a tensor of numbers, which can be bound."""
@@ -167,22 +182,84 @@ class OnnxGraph:
         remedy = "onnx.utils.extract_model omits it; scikit-learn's converter has options={'zipmap': False}."
         raise self.refused(f"one whose output {value.name} is a tensor of numbers, not {words}", remedy)
 
-    def _set_dims(self, values: list[Any], dims: Mapping[str, int]) -> None:
+    def _set_dims(self, values: list[Any], batch: str) -> None:
+        """Set the extents that the user gave; `batch` is the name of the batch axis, which has none."""
         every = [dim for value in values for dim in value.type.tensor_type.shape.dim]
-        names = {dim.dim_param for dim in every} - {"", self._batch_dim(values).dim_param}
-        for name in dims.keys() - names:
-            others = ", ".join(sorted(names)) or "it has none"
-            allowed = f"names of open axes of {self._path.name} other than the batch: {others}"
-            raise InvalidArgument("dims", name, allowed)
+        names = {dim.dim_param for dim in every} - {"", batch}
+        known = names | {value.name for value in values if self._is_whole(value)}
+        for name, given in self._dims.items():
+            if name not in known:
+                others = ", ".join(sorted(known)) or "it has none"
+                allowed = (
+                    f"names of integer inputs, or of open axes other than the batch, of {self._path.name}: {others}"
+                )
+                raise InvalidArgument("dims", name, allowed)
+            check_whole(f"dims[{name!r}]", given, least=1 if name in names else 0)
         for dim in every:
-            if dim.dim_param in dims:
-                dim.dim_value = dims[dim.dim_param]
+            if dim.dim_param in self._dims:
+                dim.dim_value = self._dims[dim.dim_param]
 
-    @staticmethod
-    def _batch_dim(values: list[Any]) -> Any:
-        every = (dim for value in values for dim in value.type.tensor_type.shape.dim)
+    def _is_whole(self, value: Any) -> bool:
+        """Return whether an input holds integers or booleans."""
+        elem_type = value.type.tensor_type.elem_type
+        return bool(elem_type) and self._dtype(elem_type).startswith(("int", "uint", "bool"))
+
+    def _batch_dim(self, values: list[Any]) -> Any:
+        every = [dim for value in values for dim in value.type.tensor_type.shape.dim]
+        first = values[0].type.tensor_type.shape.dim[0]
         named = next((dim for dim in every if dim.dim_param.lower().startswith("batch")), None)
-        return values[0].type.tensor_type.shape.dim[0] if named is None else named
+        if named is None and first.dim_param in self._dims:  # as in recurrent networks, which take time first
+            named = next((dim for dim in every if dim.dim_param and dim.dim_param not in self._dims), None)
+        return first if named is None else named
+
+    def _check_values(self) -> None:
+        """
+        Raise InvalidSpec if values of an input decide how much is computed, and the user has not given its value.
+
+        Drawn ones would be 0 or 1: a sequence of one step, however long it is in use.
+        """
+        holds = {
+            each.name: frozenset({each.name})
+            for each in self.inputs
+            if not each.dtype.startswith("float") and each.value is None
+        }
+        for name, node in self._deciding(self._graph_of.graph.node, holds):
+            remedy = f"Pass its value: dims={{{name!r}: N}}, or on the command line --dim {name}=N."
+            raise self.refused(f"one whose input {name} has a known value: it decides how much {node} computes", remedy)
+
+    def _deciding(self, nodes: Iterable[Any], holds: dict[str, frozenset[str]]) -> Iterator[tuple[str, str]]:
+        """
+        Yield (input, node) for inputs whose values decide how much a node computes.
+
+        `holds` has the inputs on whose values a tensor depends, by its name; tensors of the nodes are added.
+        """
+        for node in nodes:
+            read = [holds.get(name, frozenset()) for name in node.input]
+            for place in _DECIDING.get(node.op_type, ()):
+                yield from ((name, _described(node)) for name in sorted(frozenset().union(*read[place : place + 1])))
+            made = frozenset().union(*read) if node.op_type not in ("Shape", "Size") else frozenset[str]()
+            for attribute in node.attribute:
+                if attribute.type == self._onnx.AttributeProto.GRAPH:
+                    holds |= {each.name: made for each in attribute.g.input}
+                    yield from self._deciding(attribute.g.node, holds)
+                    made |= frozenset().union(*(holds.get(each.name, frozenset()) for each in attribute.g.output))
+            holds |= dict.fromkeys(node.output, made)
+
+    def _check_time(self) -> None:
+        """Raise InvalidSpec if a recurrent layer reads the batch axis as time."""
+        recurrent = [node for node in self._graph_of.graph.node if node.op_type in _RECURRENT]
+        shapes = self._inferred(_PROBE) if recurrent else {}
+        for node in recurrent:
+            axis = next((each.i for each in node.attribute if each.name == "layout"), 0)
+            if shapes.get(node.input[0], ((), 0))[0][axis : axis + 1] == (_PROBE,):
+                name = self._batch_name
+                remedy = (
+                    f"Pass its extent: dims={{{name!r}: N}}, or on the command line --dim {name}=N." if name else ""
+                )
+                raise self.refused(
+                    f"one whose batch axis is not what {_described(node)} reads as time",
+                    remedy or "Export it with the name 'batch' for its batch axis, which is then open.",
+                )
 
     def _is_batch(self, axis: int, dim: Any) -> bool:
         if dim.dim_value:
@@ -200,8 +277,9 @@ class OnnxGraph:
             shape = ",".join(str(dim.dim_value or ("1" if place == 0 else "N")) for place, dim in enumerate(dims))
             options = f"--input_name {name} --input_shape {shape} {self._path.name} fixed.onnx"
             remedy = f"fix it: python -m onnxruntime.tools.make_dynamic_shape_fixed {options}"
-        is_first = number == 0 and bool(self._batch_name)
-        also = f" If it is the batch, export it with the name {self._batch_name if is_first else _BATCH!r}."
+        also = f" If it is the batch, export it with the name {self._batch_name or _BATCH!r}."
+        if number and axis and self._batch_name:
+            also = f" If it is the batch, pass the extent of axis {self._batch_name} instead."
         allowed = f"one whose input {name} is open in the batch only, not in axis {axis or number}"
         return self.refused(allowed, f"{remedy[0].upper()}{remedy[1:]}.{also}")
 
@@ -285,6 +363,10 @@ class OnnxGraph:
     def _bytes(self, dims: Any, elem_type: int) -> int:
         num_bytes: int = math.prod(dims) * self._onnx.helper.tensor_dtype_to_np_dtype(elem_type).itemsize
         return num_bytes
+
+
+def _described(node: Any) -> str:
+    return f"{node.op_type} {node.name or node.output[0]!r}"
 
 
 def _beside(graph: Any, folder: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from cubatch.measure.runner import MemoryLook
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _SILENT = 4  # only what ends the process: everything else is raised, too
+_UPDATE = "Update ONNX Runtime, or export the file for an older opset and IR version."
 _COMPARED = (1, 2)  # batch sizes whose results are compared in shape
 # Its exceptions have no status: these are its arenas', the C++ library's and CUDA's words for it.
 _OUT_OF_MEMORY = (
@@ -73,7 +75,7 @@ class OnnxRuntimeRunner(BoundedRunner):
         `top` is the largest batch size of interest; None: no maximum.
 
         Raises:
-            InvalidSpec: If the file cannot be run, or its first output does not grow with the batch.
+            InvalidSpec: If the file cannot be run, or no output grows with the batch.
         """
         plan = self._planned(top)
         if plan is None or plan.at(max(_COMPARED)) <= self._memory_limit:
@@ -82,7 +84,10 @@ class OnnxRuntimeRunner(BoundedRunner):
 
     def results(self, inputs: dict[str, np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
         """Return the outputs of a step as NumPy arrays; `inputs` has an array for each input by name."""
-        binding, step = self._bound(self._session(), inputs)
+        return self._outputs(self._session(), inputs)
+
+    def _outputs(self, session: Any, inputs: dict[str, np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+        binding, step = self._bound(session, inputs)
         step()
         outputs: list[np.ndarray[Any, Any]] = binding.copy_outputs_to_cpu()
         return outputs
@@ -148,22 +153,23 @@ class OnnxRuntimeRunner(BoundedRunner):
         return {each.name: drawn(each, batch_size, generator) for each in self._graph.inputs}
 
     def _compare(self) -> None:
-        """Raise InvalidSpec if 1 and 2 samples cannot be run, or the first output does not grow with them."""
+        """Raise InvalidSpec if 1 and 2 samples cannot be run, or no output grows with them."""
         shapes = []
         for n in _COMPARED:
+            what = "load"
             try:
-                shapes.append(self.results(self._drawn(n))[0].shape)
+                session, what = self._session(), f"run on {n} sample{'s' * (n > 1)}"
+                shapes.append([output.shape for output in self._outputs(session, self._drawn(n))])
             except CubatchError:
                 raise
             except Exception as error:
                 if node := self._graph.fixing_node():
                     raise self._graph.fixed_by(node) from error
-                samples = f"{n} sample{'s' * (n > 1)}"
-                remedy = f"Export it with these axes dynamic, also inside: {', '.join(['batch', *self._dims])}."
-                raise self._graph.refused(f"one that ONNX Runtime can run on {samples} ({error})", remedy) from error
-        single, double = shapes
-        if len(single) != len(double) or not any(m == 2 * n > 0 for n, m in zip(single, double, strict=True)):
-            unknown = f"an unknown node: its result has the shapes {single} and {double} for 1 and 2 samples"
+                dynamic = f"Export it with these axes dynamic, also inside: {', '.join(['batch', *self._dims])}."
+                remedy = _UPDATE if what == "load" else dynamic
+                raise self._graph.refused(f"one that ONNX Runtime can {what} ({error})", remedy) from error
+        if not any(math.prod(few) < math.prod(many) for few, many in zip(*shapes, strict=True)):
+            unknown = f"an unknown node: results have the shapes {shapes[0]} and {shapes[1]} for 1 and 2 samples"
             raise self._graph.fixed_by(self._graph.fixing_node() or unknown)
 
     def _translate_errors(self, call: Callable[[], Any], what: str) -> Any:
@@ -185,9 +191,12 @@ def drawn(value: Input, batch_size: int, generator: np.random.Generator) -> np.n
     """
     Return a random input: normal floats, uniform bytes, indices in their range, other integers 0 or 1.
 
-    Inputs are never constant: the power of a GPU, and so its clock, depends on the data.
+    An input whose value is given holds it everywhere. Others are not constant: the power of a GPU, and so its clock,
+    depends on the data.
     """
     dtype, shape = np.dtype(value.dtype), value.extents(batch_size)
+    if value.value is not None:
+        return np.full(shape, value.value, dtype)
     if dtype.kind == "f":
         return generator.standard_normal(shape, dtype=np.float32).astype(dtype, copy=False)
     if dtype.kind in "iu" and dtype.itemsize == 1 and value.values is None:

@@ -80,7 +80,8 @@ def autotune(
             .onnx file and inference only; memory is bounded as in `autotune_module`, and a fixed batch axis is made
             symbolic.
         dims: With library="onnxruntime", extents of open axes other than the batch: {"sequence": 128}. The batch is the
-            axis whose name begins with "batch", else axis 0 of the first input.
+            axis whose name begins with "batch", else axis 0 of the first input, unless `dims` has it. Also values of
+            integer inputs that decide how much is computed, such as lengths.
         threads: For ONNX Runtime on the CPU, threads of an instance. As many instances as the CPUs allow then run
             at the same time, each bound to CPUs of its own. Sizes and rates are those of one of them.
         recompute: Discard activations and compute them again in the backward pass.

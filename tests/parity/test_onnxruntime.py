@@ -306,6 +306,101 @@ def test_a_batch_that_is_not_axis_0_is_found_by_its_name(tmp_path, others):
     assert OnnxGraph(path, others).peaks().at(64) == weight_bytes + 4 * 5 * 64 * (8 + 4)
 
 
+def written(path, nodes, inputs, output, **weights):
+    """Write a file of nodes, of inputs by name with type and shape, and of arrays; return its path."""
+    make, types = onnx.helper, onnx.TensorProto
+    values = [make.make_tensor_value_info(name, getattr(types, kind), shape) for name, (kind, shape) in inputs.items()]
+    results = [make.make_tensor_value_info(name, types.FLOAT, None) for name in output.split()]
+    arrays = [onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items()]
+    made = make.make_model(
+        make.make_graph(nodes, "made", values, results, arrays), opset_imports=[make.make_opsetid("", 17)]
+    )
+    onnx.save(made, path)
+    return path
+
+
+RECURRENT = {"w": np.ones((1, 16, 8), "float32"), "r": np.ones((1, 16, 4), "float32")}
+
+
+def recurrent(path, shape, *more, **others):
+    node = onnx.helper.make_node("LSTM", ["x", *RECURRENT, *more], ["y"], hidden_size=4)
+    return written(path, [node], {"x": ("FLOAT", shape), **others}, "y", **RECURRENT)
+
+
+def test_a_batch_that_a_recurrent_layer_reads_as_time_is_refused(tmp_path):
+    """The first axis of an LSTM is time, by ONNX's definition; given its extent, the batch is the other open one."""
+    with pytest.raises(InvalidSpec, match="reads as time"):
+        OnnxGraph(recurrent(tmp_path / "fixed.onnx", [5, 1, 8]))
+    path = recurrent(tmp_path / "open.onnx", ["T", "N", 8])
+    with pytest.raises(InvalidSpec, match=r"reads as time.*--dim T=N"):
+        OnnxGraph(path, {"N": 2})
+    assert OnnxGraph(path, {"T": 5}).inputs[0].extents(3) == (5, 3, 8)
+
+
+def sliced(path):
+    nodes = [("ReduceMax", ["n"], "most"), ("Slice", ["x", "zero", "most"], "y")]
+    nodes = [onnx.helper.make_node(kind, read, [made]) for kind, read, made in nodes]
+    return written(path, nodes, {"x": ("FLOAT", ["batch", 8]), "n": ("INT64", ["batch"])}, "y", zero=np.array([0, 0]))
+
+
+def looped(path):
+    make, types = onnx.helper, onnx.TensorProto
+    kinds = {"i": types.INT64, "more": types.BOOL, "v": types.FLOAT, "on": types.BOOL, "w": types.FLOAT}
+    values = [make.make_tensor_value_info(name, kind, None) for name, kind in kinds.items()]
+    nodes = [make.make_node("Tanh", ["v"], ["w"]), make.make_node("Identity", ["more"], ["on"])]
+    body = make.make_graph(nodes, "body", values[:3], values[3:])
+    return written(
+        path, [make.make_node("Loop", ["n", "", "x"], ["y"], body=body)],
+        {"x": ("FLOAT", ["batch", 8]), "n": ("INT64", [])}, "y",
+    )  # fmt: skip
+
+
+def lengths(path):
+    return recurrent(path, [5, "batch", 8], "", "n", n=("INT32", ["batch"]))
+
+
+@pytest.mark.parametrize("write", [lengths, sliced, looped])
+def test_integers_that_decide_how_much_is_computed_must_be_given(tmp_path, write):
+    """Drawn from 0 and 1, they would make a sequence of 50 steps one of at most one."""
+    path = write(tmp_path / "made.onnx")
+    with pytest.raises(InvalidSpec, match="--dim n=N"):
+        OnnxGraph(path)
+    given = OnnxGraph(path, {"n": 4}).inputs[1]
+    assert np.all(onnxruntime_runner.drawn(given, 3, np.random.default_rng(0)) == 4)
+
+
+def test_integers_that_are_only_computed_with_are_drawn(tmp_path):
+    """A mask of zeros and ones changes no extent, nor do shapes that are read of it."""
+    nodes = [("Cast", ["n"], "m"), ("Mul", ["x", "m"], "y"), ("Shape", ["n"], "s"), ("Expand", ["y", "s"], "z")]
+    nodes = [
+        onnx.helper.make_node(kind, read, [made], **({"to": 1} if kind == "Cast" else {})) for kind, read, made in nodes
+    ]
+    shape = ["batch", 8]
+    path = written(tmp_path / "mask.onnx", nodes, {"x": ("FLOAT", shape), "n": ("INT64", shape)}, "z")
+    assert [each.value for each in OnnxGraph(path).inputs] == [None, None]
+
+
+def test_the_output_that_grows_may_be_any(tmp_path):
+    """Detectors give their anchors first, which are the same for every batch."""
+    nodes = [onnx.helper.make_node("Identity", ["a"], ["first"]), onnx.helper.make_node("Relu", ["x"], ["second"])]
+    path = written(
+        tmp_path / "two.onnx", nodes, {"x": ("FLOAT", ["batch", 8])}, "first second", a=np.ones(3, "float32")
+    )
+    runner = runner_of(path)
+    assert runner.look(seconds=1.0, top=4, trace_seconds=1.0)
+    runner.close()
+
+
+def test_a_file_that_cannot_be_loaded_is_not_blamed_for_its_batch(files, tmp_path):
+    """ONNX Runtime reads the versions of the format that it knows, and its message names them."""
+    model = onnx.load(str(files["open"]))
+    model.ir_version = 99
+    onnx.save(model, str(tmp_path / "new.onnx"))
+    with pytest.raises(InvalidSpec, match=r"can load \(.*99") as caught:
+        cb.autotune(tmp_path / "new.onnx", store=False, **ASKED)
+    assert "batch" not in str(caught.value)
+
+
 def test_an_open_axis_without_a_name_is_fixed_by_the_whole_shape(files, tmp_path):
     """ONNX Runtime's tool takes no number of an axis: it fixes a file so, which is tuned then."""
     model = onnx.load(str(files["open"]))

@@ -31,7 +31,7 @@ class OnnxSubject(BoundedSubject):
     """An ONNX file that ONNX Runtime runs."""
 
     path: Path  # path of the file
-    dims: Mapping[str, int] = attrs.field(factory=dict)  # extents of open axes other than the batch, by name
+    dims: Mapping[str, int] = attrs.field(factory=dict)  # extents of open axes and values of integer inputs, by name
 
     @classmethod
     def of(
@@ -41,7 +41,7 @@ class OnnxSubject(BoundedSubject):
         """
         Return the subject of an ONNX file, after checking the arguments of `autotune`.
 
-        `spec` is the file's path, and `dims` has extents of open axes other than the batch, by name; None: none.
+        `spec` is the file's path, and `dims` has extents of open axes and values of integer inputs by name.
         `device` None is the first GPU, else the CPU; `threads` None: one instance, with all CPUs.
 
         Raises:
@@ -52,7 +52,7 @@ class OnnxSubject(BoundedSubject):
         path = _path(spec)
         if not isinstance(dims or {}, Mapping):
             raise InvalidArgument("dims", dims, "a mapping from names of axes to extents, such as {'sequence': 128}")
-        fixed = {name: checks.check_whole(f"dims[{name!r}]", extent) for name, extent in (dims or {}).items()}
+        fixed = {name: checks.check_whole(f"dims[{name!r}]", extent, least=0) for name, extent in (dims or {}).items()}
         _check(devices, mode, dtype, request.goal.objective, recompute=recompute, isolate=isolate)
         resolved = probe.resolve(device, live=True)
         versions = _versions(resolved)
