@@ -33,7 +33,7 @@ class StepKind:
 
     # True: forward, loss, backward and optimizer step. The gradients of the previous step stay allocated until the
     # backward pass, as in loops that accumulate them and in Lightning. False: a forward pass, in inference mode unless
-    # an input requires a gradient
+    # an input requires a gradient or the module differentiates
     training: bool
     # function from the module's output, and targets if it takes them, to a scalar. None: the output's `loss`, else the
     # mean of its squares
@@ -86,12 +86,12 @@ class StepKind:
 
         if not self.training:
 
-            def infer() -> None:
-                with torch.inference_mode(not derived), self._precision(device):
+            def run(mode: Any) -> None:
+                with mode, self._precision(device):
                     call = renew(arguments)
                     seen(module(*call.positional, **call.keyword))
 
-            return infer
+            return _without_gradients(run, is_derived=bool(derived))
 
         targets = self._targets_of_loss(targets)
         optimizer = self.make_optimizer([parameter for parameter in parameters if parameter.requires_grad])
@@ -193,6 +193,26 @@ def _update(optimizer: Any, scaler: Any) -> None:
     else:
         scaler.step(optimizer)
         scaler.update()
+
+
+def _without_gradients(run: Callable[[Any], None], *, is_derived: bool) -> Callable[[], None]:
+    """
+    Return a function that calls `run` with a context in which no gradients are recorded, where inputs need none.
+
+    It is inference mode, or if the module differentiates by itself, which that mode forbids, no_grad.
+    """
+    differentiates: list[RuntimeError] = []
+
+    def infer() -> None:
+        try:
+            run(torch.no_grad() if differentiates else torch.inference_mode(not is_derived))
+        except RuntimeError as error:
+            if differentiates or "grad" not in str(error):
+                raise
+            differentiates.append(error)
+            run(torch.no_grad())
+
+    return infer
 
 
 def _without_exchange(module: Any) -> Any:

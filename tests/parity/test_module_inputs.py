@@ -210,6 +210,26 @@ def test_no_graph_is_made_in_inference_of_inputs_that_require_no_gradient():
     assert set(modes) == {True}
 
 
+class Forces(nn.Module):
+    """Returns the gradient of an energy, as models of molecules do, in inference too."""
+
+    def __init__(self):
+        super().__init__()
+        self.energy = nn.Linear(3, 1)
+
+    def forward(self, positions):
+        with torch.enable_grad():
+            positions = positions.detach().requires_grad_()
+            return torch.autograd.grad(self.energy(positions).square().sum(), positions)[0]
+
+
+def test_a_module_that_differentiates_by_itself_is_timed_in_inference():
+    """Its own enable_grad works under no_grad, in which such loops run, but not in inference mode."""
+    found = cb.autotune_module(Forces(), torch.randn(2, 3), **ASKED)
+    assert {m.status for m in found.measurements} <= {"ok", "dropped"}
+    assert found.measurements[0].predicted_peak_bytes is not None
+
+
 def test_an_example_without_data_is_refused():
     """Batches are drawn like it, and of a tensor on meta nobody knows what it holds."""
     with pytest.raises(cb.InvalidArgument, match="tensors with data"):
