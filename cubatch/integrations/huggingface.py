@@ -12,7 +12,9 @@ import attrs
 from cubatch.checks import check_batch_size, check_options
 from cubatch.errors import InvalidArgument
 from cubatch.frameworks import loader_rate
+from cubatch.frameworks.attributes import kept_attributes
 from cubatch.frameworks.torch_state import kept_random_state
+from cubatch.frameworks.torch_step import tensors_of
 from cubatch.integrations import optimizers
 from cubatch.tuning.accumulation import concern, cut
 from cubatch.tuning.results import TuningResult
@@ -105,15 +107,16 @@ def tune_trainer(
 
     Warns:
         UserWarning: If no size can be recommended; the arguments then stay as they are. Also if no measured divisor of
-            the target reaches 90 % of the best throughput, as for `batch_arguments`.
+            the target reaches 90 % of the best throughput, as for `batch_arguments`, or the Trainer has its own
+            `training_step`, which is not timed.
 
     Returns:
         TrainerResult: The results of training and, if tuned, of evaluation.
 
     Raises:
-        InvalidArgument: If `trainer` is no Trainer, or uses DataParallel. Also if the target is no multiple of the
-            number of processes. Also if an option is invalid, or is the Trainer's own: its loader, loss, optimizer or
-            accumulation.
+        InvalidArgument: If `trainer` is no Trainer, uses DataParallel, or has no training dataset. Also if the target
+            is no multiple of the number of processes. Also if an option is invalid, or is the Trainer's own: its
+            loader, loss, optimizer or accumulation.
 
     Example:
         >>> trainer = Trainer(model, TrainingArguments("out"), train_dataset=data)     # doctest: +SKIP
@@ -127,6 +130,9 @@ def tune_trainer(
     if arguments.n_gpu > 1:
         allowed = "one process for each GPU, as torchrun starts them"
         raise InvalidArgument("trainer", f"on {arguments.n_gpu} GPUs in one process", allowed)
+    if trainer.train_dataset is None:
+        remedy = "For evaluation alone, call autotune_module(trainer.model, trainer.get_eval_dataloader())."
+        raise InvalidArgument("train_dataset", None, "the Trainer's data set of training", remedy)
     for name in _OF_THE_TRAINER:
         if name in options:
             remedy = "Set it in the Trainer, or call autotune_module()."
@@ -150,11 +156,24 @@ def _tune_training(trainer: Any, target: int | None, options: dict[str, Any]) ->
     accumulate = arguments.gradient_accumulation_steps if target is None else max(1, target // (size * devices))
     loader = trainer.get_train_dataloader()
     own, trainer.optimizer = trainer.optimizer, trainer.create_optimizer()
-    optimizer = optimizers.like(trainer.optimizer, clip_norm=arguments.max_grad_norm)
+    trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
+    optimizer = optimizers.like(trainer.optimizer, trained, clip_norm=arguments.max_grad_norm)
     trainer.optimizer = own
+    if not type(trainer).training_step.__module__.startswith("transformers."):
+        warnings.warn(
+            f"The training_step of {type(trainer).__name__} was not timed: a step here is compute_loss(), a backward "
+            "pass and the optimizer's step. What else it does takes longer, and may favor another batch size.",
+            stacklevel=3,
+        )  # fmt: skip
+
+    def compute_loss(model: Any, inputs: dict[str, Any]) -> Any:
+        count = getattr(trainer, "_get_num_items_in_batch", None)  # older versions of transformers have no such number
+        counted = {} if count is None else {"num_items_in_batch": count([inputs] * accumulate, arguments.device)}
+        return trainer.compute_loss(model, inputs, **counted)
+
     with _checkpointing(trainer):
         result = autotune_module(
-            _step(trainer, trainer.compute_loss), _batches(loader), mode="training", loss=_as_it_is,
+            _step(trainer, compute_loss), _batches(loader), mode="training", loss=_as_it_is,
             optimizer=optimizer, accumulate=accumulate,
             loader=loader_rate.measurable(loader),
             **_limited(options, trainer.train_dataset, devices),
@@ -177,12 +196,18 @@ def _tune_evaluation(trainer: Any, options: dict[str, Any]) -> TuningResult:
     loss_only = arguments.prediction_loss_only or trainer.compute_metrics is None
 
     def evaluate(model: Any, inputs: dict[str, Any]) -> Any:
-        return trainer.prediction_step(model, inputs, loss_only)
+        loss, outputs, labels = trainer.prediction_step(model, inputs, loss_only)
+        if outputs is not None and trainer.preprocess_logits_for_metrics is not None:
+            outputs = trainer.preprocess_logits_for_metrics(outputs, labels)
+        return loss, [_appended(each, earlier) for each in tensors_of(outputs)]
 
     dataset, name = trainer.eval_dataset, None
     if isinstance(dataset, dict):  # one without a length counts as the largest
         name = max(dataset, key=lambda each: float("inf") if (count := _length(dataset[each])) is None else count)
         dataset = dataset[name]
+    # evaluate() appends the outputs of each batch to all before it, which are those of half the samples on average.
+    is_appended = arguments.eval_do_concat_batches and not arguments.batch_eval_metrics
+    earlier = (_length(dataset) or 0) // (2 * (arguments.eval_accumulation_steps or 1)) if is_appended else 0
     batches = _batches(trainer.get_eval_dataloader(name))
     result = autotune_module(_step(trainer, evaluate), batches, **_limited(options, dataset, arguments.world_size))
     if result.recommended and result.batch_size is not None:
@@ -218,14 +243,20 @@ def _step(trainer: Any, call: Callable[[Any, dict[str, Any]], Any]) -> Any:
     """
     Return a module that runs `call(model, inputs)` as its forward pass.
 
-    `model` is the trainer's, and `inputs` are the keyword arguments of the forward pass by name.
+    `model` is the trainer's, compiled if it would be, and `inputs` are the forward pass's keyword arguments by name.
     """
     import torch
+
+    arguments = trainer.args
 
     class Step(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.model = trainer.model
+            if arguments.torch_compile:
+                self.model = torch.compile(
+                    trainer.model, backend=arguments.torch_compile_backend, mode=arguments.torch_compile_mode
+                )
 
         def forward(self, **inputs: Any) -> Any:
             with trainer.compute_loss_context_manager():
@@ -233,6 +264,13 @@ def _step(trainer: Any, call: Callable[[Any, dict[str, Any]], Any]) -> Any:
 
     Step.__name__ = type(trainer.model).__name__
     return Step()
+
+
+def _appended(output: Any, earlier: int) -> Any:
+    """Return a tensor after `earlier` rows of the same shape."""
+    import torch
+
+    return torch.cat((output.new_empty(earlier, *output.shape[1:]), output)) if output.ndim and earlier else output
 
 
 def _as_it_is(loss: Any) -> Any:
@@ -244,11 +282,12 @@ def _checkpointing(trainer: Any) -> Iterator[None]:
     """Enable gradient checkpointing of the model in the block, if `trainer.train()` would."""
     names = ("activation_checkpointing", "gradient_checkpointing")  # since transformers 5, and before
     name = next((name for name in names if hasattr(trainer.model, f"{name}_enable")), None)
-    if name is None or not any(getattr(trainer.args, each, False) for each in names):
+    arguments = trainer.args
+    if name is None or not any(getattr(arguments, each, False) for each in names):
         yield
         return
-    getattr(trainer.model, f"{name}_enable")()
-    try:
+    given = dict(next((own for each in names if (own := getattr(arguments, f"{each}_kwargs", None))), {}))
+    more = {each: given.pop(each) for each in ("every_n_layers", "offload") if each in given}
+    with kept_attributes(trainer.model):  # hooks among them
+        getattr(trainer.model, f"{name}_enable")(**{f"{name}_kwargs": given or None}, **more)
         yield
-    finally:
-        getattr(trainer.model, f"{name}_disable")()

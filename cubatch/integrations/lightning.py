@@ -26,6 +26,10 @@ from cubatch.tuning.tune_module import autotune_module
 _STEPS = {"fit": "training_step", "validate": "validation_step", "test": "test_step", "predict": "predict_step"}
 _STAGES = {"fit": "train", "validate": "validation", "test": "test", "predict": "predict"}
 _OTHERWISE = "Time such a step with autotune_callable(), whose batches are your own."
+_NOT_TIMED = (
+    "on_train_batch_end", "on_before_optimizer_step", "on_before_zero_grad", "on_before_backward", "on_after_backward",
+    "backward", "optimizer_step", "configure_gradient_clipping",
+)  # fmt: skip
 _AUTOCAST = {"16-mixed": "float16", "bf16-mixed": "bfloat16"}
 
 
@@ -123,7 +127,7 @@ class _Finder:
                     remedy="Steps with manual optimization cannot be run here: time them with autotune_callable().",
                 )  # fmt: skip
             training = {
-                "mode": "training", "loss": _loss, "optimizer": _optimizer(trainer),
+                "mode": "training", "loss": _loss, "optimizer": _optimizer(trainer, pl_module),
                 "accumulate": self._accumulated(trainer, batch), "loader": _loader(trainer),
             }  # fmt: skip
         batches: Any = _drawn(trainer)
@@ -146,8 +150,22 @@ class _Finder:
         return max(1, self._target // (_loader_size(trainer) or Inputs.of((batch,), None).batch_size))
 
 
+def _warn_of_hooks(pl_module: Any) -> None:
+    from lightning.pytorch.utilities.model_helpers import is_overridden
+    from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+    if own := [name for name in _NOT_TIMED if is_overridden(name, pl_module)]:
+        rank_zero_warn(
+            f"Not timed: {', '.join(own)} of {type(pl_module).__name__}. If they take long, as an average of weights "
+            "does, training is slower than reported, and a larger batch may be faster."
+        )
+
+
 def _first_batch(trainer: Any) -> tuple[Any, int | None]:
     """Return the first batch as a step receives it, and the number of samples in the data set, None if unknown."""
+    step = getattr(trainer.lightning_module, _STEPS[trainer.state.fn])
+    if "dataloader_iter" in inspect.signature(step).parameters:
+        raise InvalidArgument(_STEPS[trainer.state.fn], "one of dataloader_iter", "one of a batch", _OTHERWISE)
     loop = trainer._active_loop  # noqa: SLF001 - as Lightning's finder does
     loop.setup_data()
     loader = loop._combined_loader  # noqa: SLF001 - as above
@@ -220,6 +238,8 @@ def _check_rows(trainer: Any, batch: Any) -> None:
 def _begin(trainer: Any, pl_module: Any, batch: Any) -> None:
     """Call the module's hooks before a first step, as Lightning's loops do: a step may need their effects."""
     stage = _STAGES[trainer.state.fn]
+    if stage == "train":
+        _warn_of_hooks(pl_module)
     getattr(pl_module, f"on_{stage}_start")()
     getattr(pl_module, f"on_{stage}_epoch_start")()
     getattr(pl_module, f"on_{stage}_batch_start")(batch, 0)
@@ -269,7 +289,7 @@ def _loss(output: Any) -> Any:
     return output["loss"] if isinstance(output, Mapping) else output
 
 
-def _optimizer(trainer: Any) -> Callable[[Iterable[Any]], Any]:
+def _optimizer(trainer: Any, pl_module: Any) -> Callable[[Iterable[Any]], Any]:
     """
     Return a function from parameters to an optimizer like the trainer's first, with its gradient clipping.
 
@@ -282,7 +302,8 @@ def _optimizer(trainer: Any) -> Callable[[Iterable[Any]], Any]:
         remedy = "Without one nothing is trained: find the batch size of trainer.validate()."
         raise InvalidArgument("configure_optimizers", None, "a function that returns an optimizer", remedy)
     is_norm = trainer.gradient_clip_algorithm in (None, "norm")
-    return optimizers.like(optimizer, clip_norm=trainer.gradient_clip_val if is_norm else None)
+    trained = [parameter for parameter in pl_module.parameters() if parameter.requires_grad]
+    return optimizers.like(optimizer, trained, clip_norm=trainer.gradient_clip_val if is_norm else None)
 
 
 if TYPE_CHECKING:

@@ -245,6 +245,33 @@ def test_a_module_that_optimises_by_hand_is_refused_and_left_as_it_was(tmp_path)
     assert "log" not in vars(model)
 
 
+class DrawsItself(Counter):
+    """Takes the batches out of the loader by itself."""
+
+    def training_step(self, dataloader_iter):
+        return self._loss(next(dataloader_iter)[0])
+
+
+def test_a_step_that_draws_its_batches_is_refused(tmp_path):
+    """Batches of other sizes could not be given to it."""
+    with pytest.raises(InvalidArgument, match=r"training_step.*dataloader_iter"):
+        trainer(tmp_path, CubatchBatchSizeFinder(**SHORT)).fit(DrawsItself(), datamodule=Data())
+
+
+class Follows(Counter):
+    """Updates an average after each batch."""
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.total += 1
+
+
+def test_hooks_that_are_not_timed_are_warned_of(tmp_path, recommends_eight):
+    """An average of weights takes time in each step of the loop."""
+    finder = CubatchBatchSizeFinder(**SHORT)
+    with pytest.warns(UserWarning, match=r"Not timed: on_train_batch_end of Follows\."):
+        trainer(tmp_path, finder, limit_val_batches=0).fit(Follows(), datamodule=Data())
+
+
 class Moves(Data):
     """Gives the images another shape before they go to the device."""
 

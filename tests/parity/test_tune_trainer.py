@@ -199,3 +199,87 @@ def test_random_generators_of_the_user_are_restored(tmp_path):
     before = states()
     tune_trainer(trainer, **TWO)
     assert states() == before
+
+
+def test_a_loss_is_called_with_the_number_of_items_as_in_training(tmp_path):
+    """With two batches of n labels to an optimizer step it is 2 n; a loss that divides by it needs it."""
+    trainer, counts = make(tmp_path, gradient_accumulation_steps=2), set()
+
+    def mean(outputs, labels, num_items_in_batch):
+        if type(labels) is torch.Tensor:
+            counts.add((len(labels), int(num_items_in_batch)))
+        return torch.nn.functional.cross_entropy(outputs.logits, labels, reduction="sum") / num_items_in_batch
+
+    trainer.compute_loss_func = mean
+    found = tune_trainer(trainer, evaluation=False, **TWO)
+    assert {m.status for m in found.training.measurements} <= {"ok", "dropped"}
+    assert {(4, 8), (8, 16)} <= counts
+
+
+def test_a_trainer_that_has_trained_is_tuned_and_left_as_it_was(tmp_path):
+    """Its optimizer is accelerate's wrapper by then, and its model checkpoints already."""
+    trainer = make(tmp_path, gradient_checkpointing=True)
+    trainer.train()
+
+    def state():
+        hooks = [
+            (len(part._forward_hooks), getattr(part, "gradient_checkpointing", None))
+            for part in trainer.model.modules()
+        ]
+        return trainer.optimizer, hooks, [each["exp_avg"].tolist() for each in trainer.optimizer.state.values()]
+
+    before = state()
+    found = tune_trainer(trainer, evaluation=False, **TWO)
+    assert {m.status for m in found.training.measurements} <= {"ok", "dropped"}
+    assert state() == before
+
+
+def test_a_trainer_without_training_data_is_refused(tmp_path):
+    """It can evaluate only."""
+    trainer = make(tmp_path)
+    trainer.train_dataset = None
+    with pytest.raises(InvalidArgument) as caught:
+        tune_trainer(trainer)
+    assert caught.value.field == "train_dataset"
+
+
+def test_a_training_step_of_the_users_is_warned_of(tmp_path):
+    """That of Observed is its own, and what it does was not timed."""
+    with pytest.warns(UserWarning, match="training_step of Observed was not timed"):
+        tune_trainer(make(tmp_path), evaluation=False, **TWO)
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """Collect the modules that would be tuned."""
+    made = []
+
+    def tuned(module, batches, **options):
+        made.append(module)
+        raise InterruptedError
+
+    monkeypatch.setattr("cubatch.integrations.huggingface.autotune_module", tuned)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("options", "rows"), [({}, 24), ({"eval_accumulation_steps": 3}, 8), ({"batch_eval_metrics": True}, 0)]
+)
+def test_an_evaluation_step_appends_to_the_outputs_before_it(tmp_path, steps, options, rows):
+    """evaluate() joins all outputs for compute_metrics, after each batch or each third: of 48 samples 24 on average."""
+    trainer = make(tmp_path, **options)
+    trainer.compute_metrics = lambda outputs, compute_result=True: {}
+    with pytest.raises(InterruptedError):
+        _tune_evaluation(trainer, {})
+    _, outputs = steps[0](**next(iter(trainer.get_eval_dataloader())))
+    assert [each.shape for each in outputs] == [(rows + 2, 2)]
+
+
+def test_steps_are_compiled_if_training_is(tmp_path, steps):
+    """torch_compile of the arguments compiles the model, with the backend that they name."""
+    with pytest.raises(InterruptedError):
+        tune_trainer(make(tmp_path, torch_compile=True, torch_compile_backend="eager"))
+    assert steps[0].model._orig_mod is not steps[0].model
+    with pytest.raises(InterruptedError):
+        tune_trainer(make(tmp_path))
+    assert not hasattr(steps[1].model, "_orig_mod")
