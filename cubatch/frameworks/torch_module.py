@@ -359,6 +359,8 @@ def check_module(module: Any) -> None:
         is_class = isinstance(module, type) and issubclass(module, torch.nn.Module)
         other = "Hand other steps to autotune_callable()."
         remedy = f"Make an instance: {module.__name__}(...)." if is_class else other
+        if type(module).__name__ == "ExportedProgram":
+            remedy = "Pass the result of its module()."
         raise InvalidArgument("module", module, "a torch.nn.Module, or 'package.module:build'", remedy)
 
 

@@ -95,6 +95,8 @@ def test_an_exported_module_is_tuned_and_one_of_a_fixed_batch_is_refused():
     sizes = ({0: torch.export.Dim("batch", min=1, max=64)},)
     exported = torch.export.export(module, (x,), dynamic_shapes=sizes).module()
     assert cb.autotune_module(exported, x, device="cpu", batch_sizes=[2, 4], budget=20.0).recommended
+    with pytest.raises(cb.InvalidArgument, match=r"its module\(\)"):
+        cb.autotune_module(torch.export.export(module, (x,)), x)
     fixed = torch.export.export(module, (x,)).module()
     with pytest.raises(cb.InvalidArgument) as caught:
         cb.autotune_module(fixed, x, device="cpu", batch_sizes=[2, 4, 8], budget=20.0)
