@@ -145,7 +145,8 @@ def check_loader(loader: Any) -> None:
     """
     allowed = "a torch.utils.data.DataLoader"
     if not is_loader(loader):
-        raise InvalidArgument("loader", loader, allowed)
+        remedy = "Call the function, or name one without required parameters." if callable(loader) else ""
+        raise InvalidArgument("loader", loader, allowed, remedy)
     if _sampler(loader) is None and not _is_iterable(loader):
         given = "a data loader without a batch size"
         raise InvalidArgument("loader", given, f"{allowed} with a batch_size", "A batch_sampler fixes its batches.")

@@ -404,7 +404,7 @@ def _drawn(source: Source, sizes: Sequence[int]) -> dict[int, Any]:
     """
     Return three batches by batch size, of the first sizes that a source can make, or two if it makes no more.
 
-    Raises InvalidArgument if it makes fewer.
+    Raises InvalidArgument if it makes fewer, or data loaders.
     """
     batches: dict[int, Any] = {}
     raised: Exception | None = None
@@ -416,6 +416,11 @@ def _drawn(source: Source, sizes: Sequence[int]) -> dict[int, Any]:
                 raise
             except Exception as error:  # noqa: BLE001 - any error of a user's function
                 raised = error
+            if batch_sources.is_loader(batches.get(n)):
+                remedy = "Pass a data loader itself: batches of any size are made of its samples."
+                raise InvalidArgument(
+                    batch_sources.FIELD, "a function that returns data loaders", "one of inputs", remedy
+                )
             if len(batches) == len(DRAWN_SIZES):
                 break
     if len(batches) > 1:

@@ -107,7 +107,7 @@ def tune_trainer(
 
     Warns:
         UserWarning: If no size can be recommended; the arguments then stay as they are. Also if no measured divisor of
-            the target reaches 90 % of the best throughput, as for `batch_arguments`, or the Trainer has its own
+            the target reaches 90 % of the best throughput, as for `batch_arguments`. Also if the Trainer has its own
             `training_step`, which is not timed.
 
     Returns:

@@ -179,6 +179,14 @@ class Words(nn.Module):
         return self.net(ids)
 
 
+def test_a_function_that_returns_loaders_is_refused_with_the_way_on():
+    """A loader of n samples a batch is what makes batches, not a batch."""
+    data = torch.utils.data.TensorDataset(torch.zeros(8, 3))
+    with pytest.raises(cb.InvalidArgument, match="Pass a data loader itself") as caught:
+        cb.autotune_module(torch.nn.Linear(3, 2), lambda n: torch.utils.data.DataLoader(data, batch_size=n))
+    assert caught.value.field == "batches"
+
+
 def test_a_function_that_rejects_some_sizes_is_called_at_later_ones_and_no_more_than_needed():
     """Three batches suffice: that of 8192 samples is not made."""
     made = []
