@@ -50,7 +50,7 @@ def tune(
         typer.Option(
             "--dim",
             metavar="NAME=N,...",
-            help="Extent of an open axis of an ONNX file other than the batch, or value of an integer input; repeatable. "
+            help="Extent of an open axis of an ONNX file but the batch, or value of an integer input; repeatable. "
             "One axis may have several extents, such as sequence=128,512: each is tuned.",
         ),
     ] = None,
