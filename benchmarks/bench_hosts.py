@@ -165,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--family", type=int, default=0, help="seed of the hosts")
     parser.add_argument("--spreads", default="0.05,0.15", help="by how much the slow/fast ratio varies between sizes")
     parser.add_argument("--ratios", type=Ratios, choices=list(Ratios), default=Ratios.PER_SIZE)
-    parser.add_argument("--jumps", action="store_true", help="steps take several times as long from a small size on")
+    parser.add_argument("--jumps", action="store_true", help="steps take far longer from a small size on, or below it")
     parser.add_argument("--budget", type=float, default=60.0)
     parser.add_argument("--finders", default=";".join(FINDERS), help="names separated by ';'")
     parser.add_argument("--jobs", type=int, default=1)

@@ -75,7 +75,7 @@ class Host:
             index: Number of the host.
             spread: Standard deviation by which the log of the slow/fast ratio varies between sizes.
             ratios: How it varies.
-            jumps: Whether steps from a small size on take several times as long, as where threads of a busy host begin.
+            jumps: Whether steps from a small size on, or below it, take far longer, as on a busy host.
         """
         rng = random.Random(f"host {seed}/{index}")
         top = rng.choice(MAXIMA)
@@ -118,9 +118,10 @@ class Host:
 
 
 def _with_jump(rng: random.Random, curve: Curve) -> Curve:
-    """Return a curve with 3 to 300 times the seconds of one sample added from 2, 3, 4 or 8 samples on."""
+    """Return a curve with 3 to 300 times the seconds of one sample added from 2, 3, 4 or 8 samples on, or below."""
     first, more = rng.choice((2, 3, 4, 8)), curve(1) * math.exp(rng.uniform(math.log(3), math.log(300)))
-    return lambda n: curve(n) + more * (n >= first)
+    rises = rng.random() < 0.5
+    return lambda n: curve(n) + more * ((n >= first) == rises)
 
 
 def _draw_curve(rng: random.Random, top: int) -> Curve:

@@ -28,15 +28,15 @@ KNEES = 2.0 ** np.arange(-3, 15)
 """Batch sizes at which work takes as long as overhead: the shapes, all with the same prior probability."""
 SMOOTH = ((0.02, 0.4), (0.1, 0.4), (0.35, 0.2))
 """Standard deviations of the smooth misfit, as a share of the cost, and their prior probabilities."""
-JUMP = (2.0, 8.0, 0.005)
-"""Standard deviation, length scale in octaves, and prior probability of a jump that lasts.  On a busy CPU, steps that
-several threads share can take a hundred times as long as those of one thread.  On 20 fake hosts with such a jump
-(`bench_hosts --jumps --family 41`) the mean regret was 49 % without it and 17 % with it.  No value was chosen by them.
-Without jumps, bench_hosts and bench_search stayed the same within 0.1 %."""
-STEPS = ((0.003, 0.25, 0.4), (0.02, 0.25, 0.35), (0.08, 0.25, 0.245), JUMP)
+ALL = math.inf
+JUMPS = tuple((2.0, 8.0, below, 0.005 / 7) for below in (2, 4, 8, 16, 32, 64, ALL))
+"""Standard deviation, length scale in octaves, size below which they occur, and prior probability of jumps that last.
+On a busy CPU, steps of few samples can take a hundred times as long.  40 fake hosts (`bench_hosts --jumps --family 53`)
+lost 1.3 % in 14 s with these, and 1.8 % in 26 s with jumps at all sizes alone.  They chose no value."""
+STEPS = ((0.003, 0.25, ALL, 0.4), (0.02, 0.25, ALL, 0.35), (0.08, 0.25, ALL, 0.245), *JUMPS)
 """The same for steps in the curve: on a GPU one more wave, or another algorithm, costs up to tens of percent."""
 HOST_SMOOTH = ((0.005, 0.95), (0.1, 0.05))
-HOST_STEPS = ((0.002, 0.25, 0.95), (0.03, 0.25, 0.03), (0.1, 0.25, 0.015), JUMP)
+HOST_STEPS = ((0.002, 0.25, ALL, 0.95), (0.03, 0.25, ALL, 0.03), (0.1, 0.25, ALL, 0.015), *JUMPS)
 """Both for a CPU, which has no wave quantization: mostly a two-term line, and only clear departures count."""
 SMOOTH_OCTAVES = 2.0  # length scale
 SCALE = 10.0  # log cost of the whole curve is unknown within e to this power
@@ -111,12 +111,12 @@ def fit_curve(
     slowdown = np.array([estimate.host for estimate in estimates])
     noise = np.diag([estimate.variance for estimate in estimates]) + slope_variance * np.outer(slowdown, slowdown)
     misfits = itertools.product(HOST_SMOOTH if host else SMOOTH, HOST_STEPS if host else STEPS)
-    processes = np.array([(smooth, sd, octaves, p * q) for (smooth, p), (sd, octaves, q) in misfits])
+    processes = np.array([(smooth, *step, p * q) for (smooth, p), (*step, q) in misfits])
     # Arrays below have the axes (process, measured size or predicted size, shape).
     factor = np.linalg.cholesky(_covariances(measured, measured, processes) + noise)
     explained = np.linalg.solve(factor, log_cost[:, None] - _shapes(measured))
     determinant = np.log(np.diagonal(factor, axis1=1, axis2=2)).sum(axis=1)
-    likelihood = (np.log(processes[:, 3]) - determinant)[:, None] - 0.5 * (explained**2).sum(axis=1)
+    likelihood = (np.log(processes[:, 4]) - determinant)[:, None] - 0.5 * (explained**2).sum(axis=1)
     weights = np.exp(likelihood - likelihood.max())
     likely = weights.max(axis=1) > NEGLIGIBLE
     weights, processes, explained = weights[likely] / weights[likely].sum(), processes[likely], explained[likely]
@@ -134,16 +134,16 @@ def _covariances(a: Array, b: Array, processes: Array) -> Array:
     """
     Return the prior covariances of the log cost between two lists of sizes, a matrix for each process.
 
-    Columns of `processes` are the standard deviation of the smooth misfit, that of steps, and the length scale of steps
-    in octaves.
+    Columns of `processes` are the standard deviation of the smooth misfit and that of steps.  Then follow the length
+    scale of steps in octaves and the size below which they occur.
     """
-    smooth, steps, length = processes[:, :3].T[:, :, None, None]
+    smooth, steps, length, below = processes[:, :4].T[:, :, None, None]
     octaves = np.abs(np.log2(a)[:, None] - np.log2(b))
     bend = np.sqrt(3.0) * octaves / SMOOTH_OCTAVES
     covariances: Array = (
         SCALE**2
         + smooth**2 * (1.0 + bend) * np.exp(-bend)  # Matern 3/2: no corners, but a rough slope
-        + steps**2 * np.exp(-octaves / length)  # Matern 1/2: corners everywhere
+        + steps**2 * np.exp(-octaves / length) * (a[:, None] < below) * (b < below)  # Matern 1/2: corners everywhere
     )
     return covariances
 

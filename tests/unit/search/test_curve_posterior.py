@@ -34,33 +34,42 @@ def log_of(curve: Callable[[int], float], sizes: Sequence[int]) -> np.ndarray:
 # --- the formulas --------------------------------------------------------------------------------------------
 
 
-def prior(a: int, b: int, smooth: float, teeth: float) -> float:
-    """Covariance of the misfits at two sizes, spelled out: a common scale, Matern 3/2 and Matern 1/2 in octaves."""
+def prior(a: int, b: int, smooth: float, teeth: float, below: float) -> float:
+    """
+    Covariance of the misfits at two sizes, spelled out: a common scale, Matern 3/2 and Matern 1/2 in octaves.
+
+    The last is of sizes smaller than `below` alone.
+    """
     octaves = abs(math.log2(a / b))
     r = math.sqrt(3) * octaves / 2
-    return 100.0 + smooth**2 * (1 + r) * math.exp(-r) + teeth**2 * math.exp(-octaves / 0.25)
+    steps = teeth**2 * math.exp(-octaves / 0.25) if a < below and b < below else 0.0
+    return 100.0 + smooth**2 * (1 + r) * math.exp(-r) + steps
 
 
 def textbook(
-    seen: Sequence[SizeEstimate], sizes: Sequence[int], smooth: float, teeth: float, shape: Callable[[int], float]
+    seen: Sequence[SizeEstimate],
+    sizes: Sequence[int],
+    smooth: float,
+    teeth: tuple[float, float],
+    shape: Callable[[int], float],
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Mean, covariance and log evidence of one process (Rasmussen and Williams, algorithm 2.1), by loops."""
     count = len(seen)
     known = np.empty((count, count))
     for i, one in enumerate(seen):
         for j, other in enumerate(seen):
-            known[i, j] = prior(one.batch_size, other.batch_size, smooth, teeth) + (one.variance if i == j else 0.0)
+            known[i, j] = prior(one.batch_size, other.batch_size, smooth, *teeth) + (one.variance if i == j else 0.0)
     inverse = np.linalg.inv(known)
     rest = [one.log_cost - shape(one.batch_size) for one in seen]
     mean, covariance = np.empty(len(sizes)), np.empty((len(sizes), len(sizes)))
-    across = [[prior(n, one.batch_size, smooth, teeth) for one in seen] for n in sizes]
+    across = [[prior(n, one.batch_size, smooth, *teeth) for one in seen] for n in sizes]
     for s, n in enumerate(sizes):
         mean[s] = shape(n)
         for i in range(count):
             for j in range(count):
                 mean[s] += across[s][i] * inverse[i, j] * rest[j]
         for t, m in enumerate(sizes):
-            covariance[s, t] = prior(n, m, smooth, teeth)
+            covariance[s, t] = prior(n, m, smooth, *teeth)
             for i in range(count):
                 for j in range(count):
                     covariance[s, t] -= across[s][i] * inverse[i, j] * across[t][j]
@@ -68,11 +77,14 @@ def textbook(
     return mean, covariance, float(evidence)
 
 
-def only(monkeypatch: pytest.MonkeyPatch, *processes: tuple[float, float], knees: Sequence[float]) -> None:
+def only(
+    monkeypatch: pytest.MonkeyPatch, *processes: tuple[float, float], knees: Sequence[float], below: float = math.inf
+) -> None:
     """Leave so many pairs of smooth misfit and teeth, all equally likely, and these knees."""
     smooth, teeth = zip(*processes, strict=True)
+    steps = [(size, 0.25, below) for size in teeth]
     monkeypatch.setattr(curve_posterior, "SMOOTH", tuple((size, 1 / len(smooth)) for size in dict.fromkeys(smooth)))
-    monkeypatch.setattr(curve_posterior, "STEPS", tuple((size, 0.25, 1 / len(teeth)) for size in dict.fromkeys(teeth)))
+    monkeypatch.setattr(curve_posterior, "STEPS", tuple((*step, 1 / len(steps)) for step in dict.fromkeys(steps)))
     monkeypatch.setattr(curve_posterior, "KNEES", np.array(knees, dtype=float))
 
 
@@ -92,13 +104,16 @@ ASKED = (1, 3, 8, 24, 100, 900)
 
 
 @pytest.mark.parametrize(("smooth", "teeth"), [(0.3, 0.0), (0.0, 0.1), (0.2, 0.05)])
-def test_one_process_is_that_of_the_textbook(monkeypatch: pytest.MonkeyPatch, smooth: float, teeth: float) -> None:
+@pytest.mark.parametrize("below", [8, 9, math.inf])
+def test_one_process_is_that_of_the_textbook(
+    monkeypatch: pytest.MonkeyPatch, smooth: float, teeth: float, below: float
+) -> None:
     """With one shape and one pair of sizes the mixture is a plain Gaussian process, computed here by loops.
 
     The common scale of 100 beside misfits of 0.01 costs four digits of float64's sixteen, twice.
     """
-    only(monkeypatch, (smooth, teeth), knees=[16.0])
-    mean, covariance, _ = textbook(NOISY, ASKED, smooth, teeth, lambda n: math.log(16 + n))
+    only(monkeypatch, (smooth, teeth), knees=[16.0], below=below)
+    mean, covariance, _ = textbook(NOISY, ASKED, smooth, (teeth, below), lambda n: math.log(16 + n))
     found = fit_curve(NOISY, ASKED)
     assert found.mean == pytest.approx(mean, abs=1e-7)
     assert found.covariance == pytest.approx(covariance, abs=1e-7)
@@ -112,7 +127,7 @@ def test_a_mixture_is_weighted_by_its_evidence(monkeypatch: pytest.MonkeyPatch) 
     """
     only(monkeypatch, (0.1, 0.02), (0.1, 0.2), knees=[16.0, 32.0])
     parts = [
-        textbook(NEAR, ASKED, 0.1, teeth, lambda n, knee=knee: math.log(knee + n))
+        textbook(NEAR, ASKED, 0.1, (teeth, math.inf), lambda n, knee=knee: math.log(knee + n))
         for teeth in (0.02, 0.2)
         for knee in (16.0, 32.0)
     ]
@@ -148,7 +163,7 @@ def test_processes_are_weighted_by_what_they_are_beforehand(monkeypatch: pytest.
     """A single reading tells no size of misfit from another: the variance at a far size is that of their mean."""
     monkeypatch.setattr(curve_posterior, "KNEES", np.array([16.0]))
     monkeypatch.setattr(curve_posterior, "SMOOTH", ((0.1, 0.8), (0.4, 0.2)))
-    monkeypatch.setattr(curve_posterior, "STEPS", ((0.05, 0.25, 0.3), (0.2, 0.25, 0.7)))
+    monkeypatch.setattr(curve_posterior, "STEPS", ((0.05, 0.25, math.inf, 0.3), (0.2, 0.25, math.inf, 0.7)))
     found = fit_curve(read(line(1.0, 0.0), 1), [2**40])
     expected = 2 * (0.8 * 0.1**2 + 0.2 * 0.4**2 + 0.3 * 0.05**2 + 0.7 * 0.2**2)  # of the two ends' misfits
     assert found.sd[0] ** 2 == pytest.approx(expected, rel=0.02)
@@ -177,6 +192,25 @@ def test_a_jump_leaves_far_larger_sizes_open(host: bool) -> None:
     )
     fastest, slowest = curve.interval(1024)
     assert fastest / 1024 < 1e-4 < slowest / 1024
+
+
+@pytest.mark.parametrize("host", [True, False])
+@pytest.mark.parametrize("slow", [(1,), (1, 2, 4)])
+def test_slow_small_sizes_leave_the_rest_of_the_curve_known(host: bool, slow: tuple[int, ...]) -> None:
+    """
+    Small sizes that take 20 times the line's seconds tell nothing of the larger ones, which are known as without them.
+
+    The slow sizes may still be the first of a curve that is rough everywhere, so a tenth of its doubt is added.
+    """
+    true = line(6.0, 1.0)
+    sizes = tuple(2**k for k in range(4, 12))
+    rest = read(true, *sizes, variance=0.02**2)
+    alone = fit_curve(rest, sizes, host=host)
+    curve = fit_curve([*(SizeEstimate(n, math.log(20 * true(n)), 0.02**2) for n in slow), *rest], sizes, host=host)
+    assert np.all(np.abs(curve.mean - alone.mean) < alone.sd)
+    for n in sizes[4:]:
+        doubts = [fit.difference_sd(fit.place(n), fit.place(256)) for fit in (alone, curve)]
+        assert doubts[1] <= 1.1 * doubts[0] + 1e-6
 
 
 # --- what it says of curves ----------------------------------------------------------------------------------
