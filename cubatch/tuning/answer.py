@@ -16,6 +16,7 @@ import attrs
 
 from cubatch.errors import EnergyNotAvailable, NothingMeasured
 from cubatch.measure import stopping
+from cubatch.measure.budget import LEAST_TIMINGS
 from cubatch.measure.goal import Goal
 from cubatch.measure.records import Candidate, Measured, Outcome, Timing
 from cubatch.search.noise import usable
@@ -124,7 +125,11 @@ def answer(
     if able and not withheld:
         favored = None if is_listed else {c.batch_size for c in ladder if is_favored(c)}
         best = posterior.recommend(able, favored)
-        chosen = current if current in (*best.within, *best.equal) else best.batch_size
+        equal = (*best.within, *best.equal)
+        often = [n for n in equal if len(result.sizes[n].timings_seconds) >= LEAST_TIMINGS]
+        chosen = current if current in equal else best.batch_size
+        if chosen not in often and often:  # a size timed once is not recommended
+            chosen = posterior.recommend(often, favored).batch_size
         decision = decide(
             [_fate(m, outcomes.get(m.batch_size), posterior) for m in measurements],
             chosen=chosen,

@@ -118,7 +118,7 @@ def headline(result: TuningResult, posterior: Posterior) -> str:
         end = "largest" if result.objective == "latency" else "smallest"
         why = (
             ""
-            if n == equal[-1 if end == "largest" else 0]
+            if n == equal[-1 if end == "largest" else 0] or result.shares[n] < 1 - (result.tolerance or 0.0)
             else f", the {end} expected within {_tolerance(result)} of the best{_before_the_end(result)}"
         )
         return f"Use batch size {n}: {value}{why}. {alike_}"

@@ -68,6 +68,14 @@ def test_one_timing_is_no_recommendation(timings: list[float], recommended: int 
     assert ("Raise budget" in result.reasons[0]) == (recommended is None)
 
 
+def test_a_size_timed_once_leaves_the_recommendation_to_an_equal_one() -> None:
+    """256 took 3 % less a sample than 64 once, timings scatter by 5 %: 64 is recommended, as equal and not as best."""
+    result = answer_of({8: [0.2, 0.21, 0.19], 64: [1.0, 1.05, 0.95, 1.0], 256: [3.88]}, is_listed=True)
+    assert (result.batch_size, result.fastest_batch_size) == (64, 256)
+    assert 64 in result.tied_with
+    assert "within 1 % of the best" not in result.reasons[0]
+
+
 def test_a_measurement_holds_what_its_timings_say() -> None:
     """Of 64 samples in 1 to 5 s: 3 s, 64/3 samples/s, 64 x 6 FLOP / 3 s, half the roofline, and wide intervals."""
     timings = rounds(64, [5.0, 1.0, 3.0, 2.0, 4.0], joules=12.8, sm_clock_mhz=1500.0, peak_bytes=7, peak_device_bytes=9)
