@@ -278,7 +278,7 @@ class OnnxGraph:
             options = f"--input_name {name} --input_shape {shape} {self._path.name} fixed.onnx"
             remedy = f"fix it: python -m onnxruntime.tools.make_dynamic_shape_fixed {options}"
         also = f" If it is the batch, export it with the name {self._batch_name or _BATCH!r}."
-        if number and axis and self._batch_name:
+        if number and axis and self._batch_name and not self._batch_name.lower().startswith(_BATCH):
             also = f" If it is the batch, pass the extent of axis {self._batch_name} instead."
         allowed = f"one whose input {name} is open in the batch only, not in axis {axis or number}"
         return self.refused(allowed, f"{remedy[0].upper()}{remedy[1:]}.{also}")
