@@ -13,10 +13,12 @@ from cubatch.bench.contest import Contest
 from cubatch.bench.implementations import Way
 from cubatch.engine import functional, layers as engine
 from cubatch.hardware import catalogue
+from cubatch.hardware.facts import Device
 from cubatch.network import layers
 from cubatch.network.passes import Pass
 from tests.unit import bench_fakes
 from tests.unit.bench.building import EVERY, GEMM, LAYERS
+from tests.unit.bench_fakes import DEVICE
 
 # --- cases ---------------------------------------------------------------------------------------------------------
 
@@ -140,3 +142,12 @@ def test_reserved_arrays_have_extents_and_take_no_memory():
     arrays = target.reserve(case)
     assert case.num_bytes > 100e9
     assert {name: array.shape for name, array in arrays.items()} == {n: o.shape for n, o in case.operands.items()}
+
+
+def test_a_roofline_is_the_larger_of_arithmetic_and_bytes():
+    """A square product of 1000 is bound by arithmetic, one of k = 1 by its bytes; without rates nothing is said."""
+    large, flat = cases.gemm(1000, 1000, 1000), cases.gemm(1000, 1000, 1)
+    assert large.roofline_seconds(DEVICE) == pytest.approx(2e9 / 1e12)
+    assert flat.roofline_seconds(DEVICE) == pytest.approx(4 * (1000 + 1000 + 10**6) / 1e11)
+    assert (large.bound(DEVICE), flat.bound(DEVICE)) == ("compute", "memory")
+    assert large.roofline_seconds(Device(name="unknown")) is large.bound(Device(name="unknown")) is None

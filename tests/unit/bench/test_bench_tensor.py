@@ -63,6 +63,18 @@ def test_operands_rounded_to_tf32_pass_and_coarser_ones_do_not(k):
     assert checked(case, lambda arrays: {"out": 1.01 * (arrays["x"].astype(float) @ arrays["w"].T)}) > 1
 
 
+def test_the_gradient_of_a_bias_is_never_rounded_to_tf32():
+    """It is a plain sum beside a product, held to float32."""
+    case = cases.of_layer(layers.Linear(c=4, k=3), Pass.WGRAD, 50, "tf32", with_bias=True)
+
+    def gradients(arrays, *, turned):
+        dy = rounded(arrays["dy"], 10)
+        return {"dw": dy.T @ rounded(arrays["x"], 10), "db": (dy if turned else arrays["dy"].astype(float)).sum(axis=0)}
+
+    assert checked(case, lambda arrays: gradients(arrays, turned=False)) < 1
+    assert checked(case, lambda arrays: gradients(arrays, turned=True)) > 1
+
+
 # --- sums of tensor cores ------------------------------------------------------------------------------------------
 
 
@@ -108,6 +120,25 @@ def test_what_sums_may_lose_is_seen_before_it_is_stored():
 
 
 # --- fused ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_rival_may_store_what_its_kernels_hand_on(dtype):
+    """A product, a factor and term, and a sum, each rounded: right where that is known; a lost term never is."""
+    linear = layers.Linear(c=200, k=40)
+    case = cases.of_layer(linear, Pass.FPROP, 60, dtype, ending=["folded", "residual"])
+    arrays = target.fill(np, case, 1)
+    expected = check.Expected(case, arrays, np.random.default_rng(0), images=None, channels=None)
+    value = {name: array.astype(np.float64) for name, array in arrays.items()}
+
+    def result(*, shift=1.0):
+        product = (value["x"] @ value["w"].T).astype(dtype)
+        scaled = (product * value["scale"] + shift * value["shift"]).astype(dtype)
+        return {**arrays, "out": (scaled + value["residual"]).astype(dtype)}
+
+    assert expected.check(result(), stored_between=3).passed
+    assert expected.check(result()).passed == (dtype == "float32")
+    assert not expected.check(result(shift=0.0), stored_between=3).passed
 
 
 @pytest.mark.parametrize("residual", [False, True])
