@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import signal
-import textwrap
-
 import pytest
 
-from tests.cudasim.simulation import NEEDS, python, run
+from tests.cudasim.simulation import NEEDS, python
 
 pytestmark = NEEDS
 
@@ -71,32 +68,6 @@ def test_work_in_another_stream_than_what_it_needs_comes_too_early():
     )
     assert python(code) == "3000.0 3000.0"
     assert python(code, late=True) == "0.0 3000.0"
-
-
-def test_device_memory_is_not_the_hosts():
-    """Host code that follows a device pointer dies, as it does with a GPU: by SIGSEGV."""
-    code = """
-        import ctypes, cupy
-        print(ctypes.c_float.from_address(cupy.ones(4, dtype="f4").data.ptr).value)
-    """
-    assert run("-c", textwrap.dedent(code), check=False).returncode == -signal.SIGSEGV
-
-
-def test_new_memory_is_poisoned():
-    """What nobody wrote is no zero."""
-    assert python("import cupy; print(cupy.empty(8, dtype='u1').get().tolist())") == str([0xA5] * 8)
-
-
-def test_a_device_has_the_memory_that_it_is_given():
-    """More than that is an out-of-memory error, which is a MemoryError."""
-    code = """
-        import cupy
-        try:
-            cupy.empty(1 << 30, dtype="u1")
-        except MemoryError as error:
-            print(type(error).__name__)
-    """
-    assert python(code, faults=f"memory:{1 << 30}") == "OutOfMemoryError"
 
 
 def test_after_a_fault_everything_fails():
