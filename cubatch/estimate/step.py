@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 
 from cubatch.checks import check_experimental, check_whole
@@ -24,10 +26,11 @@ from cubatch.estimate.predictions import (
     step_sd,
 )
 from cubatch.estimate.scheduled import Scheduled, scheduled_passes
-from cubatch.estimate.vendor.vendor_calls import Call
+from cubatch.estimate.vendor.algorithms import Array
+from cubatch.estimate.vendor.vendor_calls import EXTENTS, Call
 from cubatch.estimate.vendor.vendor_model import framework_sd, vendor_parts
 from cubatch.hardware.arithmetic import has_tensor_cores, peak_flops_per_second
-from cubatch.hardware.facts import Device
+from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.kernels.experimental import runnable
 from cubatch.network.graph import Spec, layer_passes
 from cubatch.network.layer import Layer, extents
@@ -100,7 +103,10 @@ def predict_step(
         scale_sd = CUBATCH_FITTED_SCALE_SD if cubatch_kernels.was_timed(device) else CUBATCH_SCALE_SD
     elif library in {"vendor", "torch"}:
         calls = [Call.of_layer(layer, pass_, sizes, dtype) for layer, pass_, *_ in work]
-        part, unseen_sd = vendor_parts(calls, sizes, device, dtype, scales=scales, notes=notes)
+        layouts = _layouts(work, sizes, dtype) if library == "torch" and has_tensor_cores(device, dtype) else {}
+        part, unseen_sd = vendor_parts([*calls, *layouts.values()], sizes, device, dtype, scales=scales, notes=notes)
+        part.seconds[list(layouts)] += part.seconds[len(calls) :]
+        part = attrs.evolve(part, seconds=part.seconds[: len(calls)], sd=part.sd[: len(calls)])
         scale_sd = float(np.hypot(unseen_sd, framework_sd(dtype)))
     else:
         raise InvalidArgument("library", library, '"vendor", "torch" or "cubatch"')
@@ -127,6 +133,17 @@ def predict_step(
         notes=tuple(dict.fromkeys(notes)),
         scale_sd=scale_sd,
     )
+
+
+def _layouts(work: Sequence[Work], sizes: Array, dtype: str) -> dict[int, Call]:
+    """Return by position in `work` the conversions from NCHW, in which PyTorch runs convolutions on Tensor Cores."""
+    layouts: dict[int, Call] = {}
+    for place, (layer, pass_, *_) in enumerate(work):
+        call = Call.of_layer(layer, pass_, sizes, dtype)
+        if call.is_convolution and len(call.extents) and not call.is_depthwise:  # depthwise kernels take NCHW
+            moved = 2 * (math.prod(layer.input_shape) + math.prod(layer.output_shape)) * BYTES_PER_ELEMENT[dtype]
+            layouts[place] = Call(pass_, np.zeros((0, len(sizes), len(EXTENTS))), moved * sizes, launches=2)
+    return layouts
 
 
 def _cubatch_part(

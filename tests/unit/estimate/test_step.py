@@ -140,6 +140,25 @@ TENSOR = attrs.evolve(
 )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("layer", "dtype", "size"),
+    [
+        (CONV, "float16", 2), (SMALL, "bfloat16", 2), (CONV, "tf32", 4), (CONV, "float32", 0), (LINEAR, "float16", 0),
+        (Conv2d(h=28, w=28, c=256, k=256, r=3, s=3, groups=256), "float16", 0),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_pytorch_converts_images_around_a_convolution_on_tensor_cores(shipped, layer, dtype, size):
+    """In each pass two kernels read and write input and output, of `size` bytes an element; 0: no conversion."""
+    step, plain = (
+        predict_step(layer, [64], TENSOR, mode="training", dtype=dtype, library=name) for name in ("torch", "vendor")
+    )
+    moved = 2 * 64 * (math.prod(layer.input_shape) + math.prod(layer.output_shape)) * size
+    for got, own in zip(step.passes, plain.passes, strict=True):
+        more = moved / (MOVED_SHARE * 1.25e12) + 2 * LAUNCH_SECONDS if size else 0
+        assert got.seconds == pytest.approx(own.seconds + more, rel=SUM)
+
+
 @pytest.mark.parametrize(("dtype", "multiple"), [("float16", 8), ("bfloat16", 8), ("tf32", 4)])
 @pytest.mark.parametrize(
     "layer",
