@@ -29,7 +29,7 @@ from cubatch.estimate.scheduled import Scheduled, scheduled_passes
 from cubatch.estimate.vendor.algorithms import Array
 from cubatch.estimate.vendor.vendor_calls import EXTENTS, Call
 from cubatch.estimate.vendor.vendor_model import framework_sd, vendor_parts
-from cubatch.hardware.arithmetic import has_tensor_cores, peak_flops_per_second
+from cubatch.hardware.arithmetic import check_dtype, has_tensor_cores, peak_flops_per_second
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.kernels.experimental import runnable
 from cubatch.network.graph import Spec, layer_passes
@@ -41,6 +41,7 @@ CUBATCH_SCALE_SD = 0.5
 """Uncertainty of cubatch kernels whose times were not fitted: larger than for published times."""
 CUBATCH_FITTED_SCALE_SD = 0.25
 """Uncertainty if they were: on an H100, which was not fitted, ResNets took 0.68 to 1.22 times the prediction."""
+LIBRARIES = ("vendor", "torch", "cubatch")
 FUSED = "fused"
 """Algorithm of a fused layer, and of a pass that does nothing."""
 Work = tuple[Layer, Pass, bool, int, bool, bool]
@@ -70,8 +71,8 @@ def predict_step(
     float16.  Where nothing was published, intervals are wider, with a note.
 
     Raises:
-        InvalidArgument: If a batch size is not an integer of at least 1, a fact of the device is missing, or the
-            library is unknown.
+        InvalidArgument: If a batch size is not an integer of at least 1, a fact of the device is missing, or the mode,
+            the dtype or the library is unknown.
 
     Example:
         >>> from cubatch.hardware.catalogue import find
@@ -81,6 +82,9 @@ def predict_step(
         >>> bool(1.5 < step.seconds[1] / step.seconds[0] < 2.5)
         True
     """
+    check_dtype(device, dtype)
+    if library not in LIBRARIES:
+        raise InvalidArgument("library", library, "one of " + ", ".join(LIBRARIES))
     sizes = np.array([check_whole("batch_sizes", n) for n in batch_sizes], float)
     if not len(sizes):
         raise InvalidArgument("batch_sizes", [], "at least one batch size")
@@ -101,15 +105,13 @@ def predict_step(
     if library == "cubatch":
         part = _cubatch_part(work, batch_sizes, device, dtype, scales=scales, notes=notes, saves=mode == "training")
         scale_sd = CUBATCH_FITTED_SCALE_SD if cubatch_kernels.was_timed(device) else CUBATCH_SCALE_SD
-    elif library in {"vendor", "torch"}:
+    else:
         calls = [Call.of_layer(layer, pass_, sizes, dtype) for layer, pass_, *_ in work]
         layouts = _layouts(work, sizes, dtype) if library == "torch" and has_tensor_cores(device, dtype) else {}
         part, unseen_sd = vendor_parts([*calls, *layouts.values()], sizes, device, dtype, scales=scales, notes=notes)
         part.seconds[list(layouts)] += part.seconds[len(calls) :]
         part = attrs.evolve(part, seconds=part.seconds[: len(calls)], sd=part.sd[: len(calls)])
         scale_sd = float(np.hypot(unseen_sd, framework_sd(dtype)))
-    else:
-        raise InvalidArgument("library", library, '"vendor", "torch" or "cubatch"')
     total = part.seconds[places].sum(axis=0)
     sd = np.hypot(step_sd(part, np.bincount(places, minlength=len(work)).astype(float), total), scale_sd)
     host = np.zeros(len(sizes))

@@ -13,6 +13,7 @@ from cubatch.estimate import roofline
 from cubatch.estimate.expected import missing_facts, takes_time
 from cubatch.estimate.operators import dtypes_on, predict_operators
 from cubatch.estimate.predictions import StepPrediction
+from cubatch.estimate.step import LIBRARIES
 from cubatch.hardware import device_file, probe
 from cubatch.hardware.arithmetic import check_kernels
 from cubatch.hardware.facts import Device
@@ -28,8 +29,6 @@ from cubatch.tuning.ladder import Ladder
 from cubatch.tuning.request import Request
 from cubatch.tuning.sharpen import Sharpened, sharpen, unanchored
 from cubatch.workload import Workload
-
-LIBRARIES = ("vendor", "torch", "cubatch")
 
 
 @attrs.frozen(eq=False)

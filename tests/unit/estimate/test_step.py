@@ -9,6 +9,7 @@ import attrs
 import numpy as np
 import pytest
 
+from cubatch.errors import CubatchError
 from cubatch.estimate import predictions
 from cubatch.estimate.cubatch_kernels import LAUNCH_SECONDS, MOVED_SHARE
 from cubatch.estimate.predictions import ModelNote, Scales
@@ -157,6 +158,16 @@ def test_pytorch_converts_images_around_a_convolution_on_tensor_cores(shipped, l
     for got, own in zip(step.passes, plain.passes, strict=True):
         more = moved / (MOVED_SHARE * 1.25e12) + 2 * LAUNCH_SECONDS if size else 0
         assert got.seconds == pytest.approx(own.seconds + more, rel=SUM)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("mode", "traning"), ("dtype", "float8"), ("dtype", "tf32"), ("library", "cudnn")]
+)
+def test_an_unknown_name_is_rejected(option, value):
+    """With the name of the argument; so is a type that the device lacks."""
+    with pytest.raises(CubatchError, match=value) as caught:
+        predict_step(LINEAR, [8], V100, **{option: value})
+    assert option in str(caught.value)
 
 
 @pytest.mark.parametrize(("dtype", "multiple"), [("float16", 8), ("bfloat16", 8), ("tf32", 4)])
