@@ -53,7 +53,8 @@ def score(name: str, mode: str, batch_size: int, device: Device) -> dict[str, An
     torch.cuda.reset_peak_memory_stats(place)
     module = zoo.build(name).to(place).train(mode == "training")
     example = zoo.example(name)
-    predicted = cb.footprint(module, example, batch_size=batch_size, mode=mode, optimizer="adam", device=device)
+    optimizer = "adam" if mode == "training" else "sgd"
+    predicted = cb.footprint(module, example, batch_size=batch_size, mode=mode, optimizer=optimizer, device=device)
     inputs = (
         torch.rand(batch_size, *example, device=place)
         if isinstance(example, tuple)

@@ -238,6 +238,13 @@ def check_kind(field: str, value: object, kind: type, allowed: str) -> None:
         raise InvalidArgument(field, value, allowed)
 
 
+def check_optimizer(mode: str, optimizer: object) -> None:
+    """Raise InvalidArgument in inference for an optimizer that is not the default: the mode was forgotten."""
+    if mode == "inference" and optimizer != "sgd":
+        allowed = "left out in inference, which has none"
+        raise InvalidArgument("optimizer", optimizer, allowed, "Or pass mode='training'.")
+
+
 def check_options(options: Mapping[str, Any], function: Callable[..., Any]) -> None:
     """Raise UnknownName if a key of `options` is no parameter of `function`, to which they are passed as keywords."""
     known = inspect.signature(function).parameters

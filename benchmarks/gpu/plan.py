@@ -99,8 +99,9 @@ def _plans(device: Device) -> list[str]:
     limit, problems = hardware_memory.memory_limit(device).bytes, []
     for network, mode, batch_size, dtype, library in cases.trained():
         total = step_memory.footprint(
-            network, batch_size=batch_size, mode=mode, dtype=dtype, optimizer="momentum", device=device, library=library
-        ).total
+            network, batch_size=batch_size, mode=mode, dtype=dtype, device=device, library=library,
+            optimizer="momentum" if mode == "training" else "sgd",
+        ).total  # fmt: skip
         if total > limit:
             problems.append(
                 f"{network.name}, {mode}, batch {batch_size}, {dtype}, {library} needs {format_bytes(total)}"

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import attrs
 
-from cubatch.checks import MAX_BATCH_SIZE
+from cubatch.checks import MAX_BATCH_SIZE, check_optimizer
 from cubatch.errors import CubatchError, InvalidArgument
 from cubatch.estimate.operators import Operator
 from cubatch.frameworks import garbage, module_footprint, module_source, torch_memory
@@ -371,7 +371,7 @@ def check_kind(mode: str, loss: object, optimizer: object, autocast: str | None)
     `autocast` None computes in the types of the parameters.
 
     Raises:
-        InvalidArgument: If one of the arguments is invalid, or inference has a loss.
+        InvalidArgument: If one of the arguments is invalid, or inference has a loss or an optimizer.
     """
     if mode not in MODES:
         raise InvalidArgument("mode", mode, " or ".join(map(repr, MODES)))
@@ -386,15 +386,9 @@ def check_kind(mode: str, loss: object, optimizer: object, autocast: str | None)
         raise InvalidArgument(
             "optimizer", optimizer, f"one of {', '.join(OPTIMIZERS)}, or a function of parameters or its name"
         )
+    check_optimizer(mode, optimizer)
     if autocast is not None and autocast not in AUTOCAST:
         raise InvalidArgument("autocast", autocast, f"one of {', '.join(AUTOCAST)}, or None")
-
-
-def check_optimizer(mode: str, optimizer: object) -> None:
-    """Raise InvalidArgument in inference for an optimizer that is not the default: the mode was forgotten."""
-    if mode == "inference" and optimizer != "sgd":
-        allowed = "left out in inference, which has none"
-        raise InvalidArgument("optimizer", optimizer, allowed, "Or pass mode='training'.")
 
 
 def _checked_opaque(opaque: Any, module: Any) -> Mapping[str, Opaque]:

@@ -19,6 +19,8 @@ from cubatch.memory.thumb_rules import Rule
 from cubatch.tuning import priced_devices, step_memory
 from cubatch.tuning.step_memory import ModuleStep, NetworkStep
 
+_OF_TRAINING: Mapping[str, Any] = {"optimizer": "sgd", "loss": None, "accumulate": 1}
+
 
 @attrs.frozen(kw_only=True)
 class ModeMemory:
@@ -88,7 +90,10 @@ def memory_on(
     limits: dict[str, tuple[int, str]] = {}
     taken: dict[str, dict[Mode, ModeMemory]] = {name: {} for name in gpus}
     for mode in modes:
-        with step_memory.step_of(spec, batches, {**options, "mode": mode}) as step:
+        kind = {**options, "mode": mode}
+        if mode == "inference" and "training" in modes:  # in which the options of a training step count
+            kind |= {name: default for name, default in _OF_TRAINING.items() if name in options}
+        with step_memory.step_of(spec, batches, kind) as step:
             for name, gpu in gpus.items():
                 limits[name] = _limit(gpu, memory_limit, step)
                 show = functools.partial(progress, sum(map(len, taken.values())), len(modes) * len(gpus))

@@ -19,7 +19,6 @@ from cubatch.choices import Dtype, Mode, Modelled, Objective, Optimizer
 from cubatch.errors import InvalidArgument
 from cubatch.estimate.predictions import Z90
 from cubatch.frameworks.torch_memory import Opaque
-from cubatch.frameworks.torch_module import check_optimizer
 from cubatch.hardware.facts import Device
 from cubatch.measure import goal as goals
 from cubatch.measure.goal import Goal
@@ -133,7 +132,6 @@ def predict(
         for name, value, default in of_networks:
             if value != default:
                 raise InvalidArgument(name, value, "left out for a PyTorch module, to which it does not apply")
-        check_optimizer(mode, optimizer)
         module = predicted_subject.module(spec, batches, device, request, {**kind, **others})
         return _forecast(module, request, explain.MEMORY_OF_MODULE)
     step_memory.applicable(others, is_foreign=False)

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from cubatch import user_code
-from cubatch.checks import check_batch_size, check_whole
+from cubatch.checks import check_batch_size, check_optimizer, check_whole
 from cubatch.choices import Dtype, Library, Mode, Optimizer
 from cubatch.errors import CubatchError, DoesNotFit, InvalidArgument
 from cubatch.frameworks import batch_sources, module_source
@@ -240,8 +240,9 @@ def step_of(spec: Any, batches: Any, options: Mapping[str, Any]) -> Iterator[Net
         options: The other arguments of `footprint` by name, except "batch_size" and "device".
 
     Raises:
-        InvalidArgument: If an option that does not apply to `spec` differs from its default.
+        InvalidArgument: If an option that does not apply to `spec`, or to inference, differs from its default.
     """
+    check_optimizer(options["mode"], options.get("optimizer", "sgd"))
     is_foreign = is_module(spec, batches)
     applying = applicable(options, is_foreign=is_foreign)
     if is_foreign:

@@ -13,7 +13,7 @@ from cubatch.choices import Mode, Objective
 from cubatch.errors import InvalidArgument
 from cubatch.frameworks import batch_sources, loader_rate
 from cubatch.frameworks.ranks import Ranks
-from cubatch.frameworks.torch_module import TorchModule, check_module, check_optimizer
+from cubatch.frameworks.torch_module import TorchModule, check_module
 from cubatch.hardware import memory_limit as hardware_memory, probe
 from cubatch.hardware.facts import Device
 from cubatch.measure.runner import LearnsMemory
@@ -167,7 +167,6 @@ def autotune_module(
     }  # fmt: skip
     if mode == "inference" and accumulate > 1:
         raise InvalidArgument("accumulate", accumulate, "1 in inference", "Or tune with mode='training'.")
-    check_optimizer(mode, optimizer)
     if not isinstance(module, str):
         check_module(module)
     batches = _only(batches, example_inputs)

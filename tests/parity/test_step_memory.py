@@ -31,6 +31,10 @@ TAKES_MORE_INSIDE = {
 }
 
 
+def adam(mode):
+    return {"mode": mode, "optimizer": "adam" if mode == "training" else "sgd"}
+
+
 def storages(tensors):
     return {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
 
@@ -84,7 +88,7 @@ def test_the_total_is_what_the_tensors_of_a_real_step_take(name, mode):
     make, batches = MODULES[name]
     module = make().train(mode == "training")
     before = {key: value.clone() for key, value in module.state_dict().items()}
-    found = cb.footprint(module, batches, batch_size=24, mode=mode, optimizer="adam")
+    found = cb.footprint(module, batches, batch_size=24, **adam(mode))
     assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
     assert all(parameter.grad is None for parameter in module.parameters())
     assert found.total == found.weights + found.inputs + found.gradients + found.optimizer + found.activations
@@ -110,7 +114,7 @@ def test_recurrent_layers_are_named_because_their_library_keeps_more():
 def test_a_recurrent_layer_takes_what_a_real_step_takes(kind, options, mode):
     """Within 5 % for an LSTM, of which oneDNN allocates most inside the operator, and 1 % for a GRU without oneDNN."""
     make, batches = lambda: kind(32, 96, batch_first=True, **options), lambda n: (torch.rand(n, 40, 32),)
-    found = cb.footprint(make(), batches, batch_size=24, mode=mode, optimizer="adam")
+    found = cb.footprint(make(), batches, batch_size=24, **adam(mode))
     real = real_peak(make, batches, training=mode == "training")
     assert found.total == pytest.approx(real, rel=0.05 if kind is nn.LSTM else 0.01)
 
@@ -239,7 +243,7 @@ def test_every_activation_belongs_to_a_submodule_of_the_module(name, mode):
     """In both passes, also where layers are computed again; next to none is of the module itself."""
     make, batches = MODULES[name]
     module = make()
-    found = cb.footprint(module, batches, batch_size=24, mode=mode, optimizer="adam")
+    found = cb.footprint(module, batches, batch_size=24, **adam(mode))
     assert sum(found.by_submodule.values()) == found.activations
     assert set(found.by_submodule) <= set(dict(module.named_modules()))
     if name in {"text encoder", "T5", "checkpointed"}:
@@ -724,7 +728,7 @@ def test_the_command_gives_the_footprint_and_the_largest_batch(named, monkeypatc
     run = in_process(monkeypatch, capfd)
     monkeypatch.setattr(console, "LINE_SECONDS", 0.0)
     asked = ["memory", "my_net:build", "--library", "torch", "--batches", "my_net:batches", "--device", "cpu"]
-    asked += ["--optimizer", "my_net:adam", "--limit", "1MiB"]
+    asked += ["--optimizer", "my_net:adam", "--accumulate", "2", "--limit", "1MiB"]
     code, text, err = run(*asked, "--batch-size", "10", "--json", "-")
     sizes = re.findall(r"cubatch: \d+ s, tracing a step of (\d+) samples for ", err)
     assert code == 0
@@ -734,7 +738,7 @@ def test_the_command_gives_the_footprint_and_the_largest_batch(named, monkeypatc
     assert (found["memory"], list(found["modes"])) == (2**20, ["inference", "training"])
     layer = nn.Linear(64, 32)
     for mode, facts in found["modes"].items():
-        options = {"mode": mode, "optimizer": "adam"}
+        options = adam(mode) | ({"accumulate": 2} if mode == "training" else {})
         assert facts["footprint"] == cb.footprint(layer, (64,), batch_size=10, **options).to_mapping()
         assert facts["max_batch_size"] == cb.max_batch_size(layer, "1MiB", batches=(64,), **options)
         assert (facts["fits"], facts["rules_of_thumb"]) == (True, [])
@@ -771,6 +775,8 @@ def test_the_command_compares_devices_for_a_module(named, monkeypatch, capfd):
         ((nn.Linear(8, 2), (8,)), {"mode": "evaluation"}, "mode"),
         (("mlp",), {"loss": len}, "loss"),
         (("mlp",), {"accumulate": 2}, "accumulate"),
+        (("mlp",), {"optimizer": "adam"}, "optimizer"),
+        ((nn.Linear(8, 2), (8,)), {"optimizer": "adam"}, "optimizer"),
         ((Reading(), (8,)), {}, "module"),
     ],
 )

@@ -31,7 +31,7 @@ class Recurrent(nn.Module):
 
 
 def module(mode, length=1000):
-    return TorchModule(Recurrent(), (length, 8), mode=mode, optimizer="adam")
+    return TorchModule(Recurrent(), (length, 8), mode=mode, optimizer="adam" if mode == "training" else "sgd")
 
 
 @pytest.mark.parametrize("mode", ["inference", "training"])

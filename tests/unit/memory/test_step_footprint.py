@@ -189,7 +189,8 @@ def test_the_largest_batch_is_the_largest(spec, number, mode, recompute, share):
     """It fits, and none of the next sizes does, by trying them one by one."""
     planned = totals(spec, number, mode, recompute)
     limit = int(planned[0] + share * (max(planned[:100]) - planned[0]))
-    options = {"mode": mode, "optimizer": "momentum", "recompute": recompute, "device": DEVICES[number]}
+    optimizer = "momentum" if mode == "training" else "sgd"
+    options = {"mode": mode, "optimizer": optimizer, "recompute": recompute, "device": DEVICES[number]}
     most = max_batch_size(spec, limit, **options)
     assert planned[most - 1] <= limit
     assert all(total > limit for total in planned[most : most + 16])
