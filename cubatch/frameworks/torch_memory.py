@@ -434,6 +434,7 @@ class _Watch:
         self._lives: list[_Life] = []
         self._written: weakref.WeakSet[Any] = weakref.WeakSet()
         self._mode: Any = None
+        self._terms: list[_Life] = []  # those of the last operation if it is a sum of two gradients
 
     def observe(self, optimizer: Any) -> None:
         """Record the operations of an optimizer's later steps under the phase "optimizer"."""
@@ -473,11 +474,43 @@ class _Watch:
         size = storage.nbytes()
         self.alive += size
         self._now += 1
-        life = self._seen[storage] = _Life(size, self._now, self._running.name())
-        self._lives.append(life)
+        self._lives.append(_Life(size, self._now, self._running.name()))
+        self._hold(self._lives[-1], storage)
+
+    def _hold(self, life: _Life, storage: Any) -> None:
+        """Let a storage's end be that of `life`."""
+        self._seen[storage], life.end = life, math.inf
+        life.reference = weakref.ref(storage, lambda _: self._gone(life))
+
+    def _check_peak(self) -> None:
         if self.alive > self.peak:
             self.peak, self._peak_at = self.alive, self._now
-        life.reference = weakref.ref(storage, lambda _: self._gone(life))
+
+    def is_sum(self, operation: Any) -> bool:
+        """Return whether autograd itself calls an operation to add two gradients, and not a backward() in Python."""
+        if operation is not torch.ops.aten.add.Tensor or torch.is_grad_enabled():  # as while layers are computed again
+            return False
+        node = torch._C._current_autograd_node()  # noqa: SLF001 - its only name
+        return node is not None and not isinstance(node, torch.autograd.function.BackwardCFunction)
+
+    def see_sum(self, terms: Iterable[Any], total: Any) -> None:
+        """Add the storage of a sum of two gradients, which counts at the peak only after `settle`."""
+        self._terms = [life for each in terms if (life := self._seen.get(each.untyped_storage())) is not None]
+        self._see(total)
+
+    def settle(self) -> None:
+        """
+        Let the last sum of two gradients have the memory of one that is free since, and update the peak.
+
+        PyTorch's autograd adds in place to a gradient that nothing else refers to.  Under a mode that observes
+        operations it makes a new tensor instead, and frees the old one before the next operation.
+        """
+        old = next((life for life in self._terms if life.end < math.inf and life.size == self._lives[-1].size), None)
+        if old is not None and (storage := self._lives[-1].reference()) is not None:
+            self._lives.pop().reference = None  # or its callback would count the end twice
+            self._hold(old, storage)
+        self._terms = []
+        self._check_peak()
 
     def see_constants(self, arguments: Any) -> list[Any]:
         """Add the inputs that are the same at all batch sizes; return their fake tensors, which the trace must hold."""
@@ -609,6 +642,8 @@ class _Watch:
                         composed = _composed(func, args, kwargs or {})
                     if composed is not NotImplemented:
                         return composed
+                watch.settle()
+                is_sum = watch.is_sum(func)
                 watch.operations += 1
                 watch.called.setdefault(name_of(func), _computes(func))
                 watch.write(func, args, kwargs or {})
@@ -617,7 +652,7 @@ class _Watch:
                 watch.record(func, args, kwargs or {}, result)
                 for leaf in tree_leaves(result):
                     if isinstance(leaf, torch.Tensor):
-                        watch.see(leaf)
+                        watch.see_sum(args[:2], leaf) if is_sum else watch.see(leaf)
                         watch.elements += leaf.numel()
                 del workspace  # next to the results
                 return result

@@ -163,6 +163,55 @@ def test_an_lstm_is_traced_in_types_that_onednn_may_not_train_on_this_cpu(device
     assert 0.4 <= parts[1].activations / parts[0].activations <= 0.9
 
 
+class Sliced(nn.Module):
+    """Adds gradients of slices in place, as autograd does with one that nothing else refers to."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 1024)
+
+    def forward(self, x):
+        return sum(map(torch.tanh, torch.tanh(self.layer(x)).split(128, dim=1)))
+
+
+class Shared(Sliced):
+    """Adds gradients of which some are still needed elsewhere."""
+
+    def forward(self, x):
+        hidden = torch.tanh(self.layer(x))
+        first = hidden + torch.tanh(hidden)
+        return first + torch.sigmoid(first) + hidden + first
+
+
+class Product(torch.autograd.Function):
+    """Adds two temporary tensors in Python, both of which are there next to the sum."""
+
+    @staticmethod
+    def forward(context, x):
+        context.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(context, gradient):
+        (x,) = context.saved_tensors
+        return gradient * x + gradient * x
+
+
+class Multiplied(Sliced):
+    """Calls a function with its own gradient."""
+
+    def forward(self, x):
+        return Product.apply(self.layer(x))
+
+
+@pytest.mark.parametrize("make", [Sliced, Shared, Multiplied])
+def test_sums_of_gradients_take_what_a_real_step_takes(make):
+    """Within a hundredth, whether autograd adds them in place or not; a tensor more would be a tenth."""
+    batches = lambda n: (torch.rand(10 * n, 64),)  # noqa: E731
+    found = cb.footprint(make(), (64,), batch_size=240, mode="training", optimizer="adam")
+    assert found.total == pytest.approx(real_peak(make, batches, training=True), rel=0.01)
+
+
 def num_bytes(parameters):
     return sum(storages(parameters).values())
 
