@@ -2,7 +2,7 @@
 Assumed results of operations that depend on data, for a trace without data.
 
 A truth value is False, since most conditions guard against an error; a number is 1; a mask selects everything; `unique`
-has one value. Steps that really run correct the predicted memory.
+has one value; sequences are as long as they may be. Steps that really run correct the predicted memory.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ def result(operation: Any, arguments: Sequence[Any], options: Mapping[str, Any])
         aten._unique2.default: _unique,  # noqa: SLF001 - its name
         aten.unique_consecutive.default: _unique,
         aten.unique_dim.default: _unique_parts,
+        aten._pack_padded_sequence.default: _packed,  # noqa: SLF001 - its name
+        aten._ctc_loss.default: _alignments,  # noqa: SLF001 - its name
+        aten._ctc_loss.Tensor: _alignments,  # noqa: SLF001 - its name
     }
     return known[operation](*arguments, **options) if operation in known else NotImplemented
 
@@ -68,3 +71,17 @@ def _unique(x: Any, *_: Any, **__: Any) -> Any:
 
 def _unique_parts(x: Any, dim: int, *_: Any, **__: Any) -> Any:
     return x.narrow(dim, 0, 1), _places(x, x.shape[dim]), _places(x, 1)
+
+
+def _packed(x: Any, lengths: Any, batch_first: bool) -> Any:  # noqa: FBT001 - as PyTorch passes it
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    with unset_fake_temporarily():  # recurrent layers read how many samples a step has
+        counts = torch.full((x.shape[batch_first],), len(lengths), device="cpu")
+    return x.new_empty(x.shape[:2].numel(), *x.shape[2:]), counts
+
+
+def _alignments(scores: Any, targets: Any, *_: Any, **__: Any) -> Any:
+    """Return the loss of each sample and the logarithms of sums over alignments, of targets of equal length."""
+    steps, samples, _classes = scores.shape
+    return scores.new_empty(samples), scores.new_empty(samples, steps, 2 * (targets.numel() // samples) + 1)

@@ -212,6 +212,45 @@ def test_sums_of_gradients_take_what_a_real_step_takes(make):
     assert found.total == pytest.approx(real_peak(make, batches, training=True), rel=0.01)
 
 
+class Packed(nn.Module):
+    """Reads sequences without their padding, as classifiers of texts do."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.reader = nn.Embedding(WORDS, 64), nn.LSTM(64, 128, batch_first=True)
+
+    def forward(self, words):
+        lengths = torch.full((len(words),), words.shape[1])
+        packed = nn.utils.rnn.pack_padded_sequence(self.words(words), lengths, batch_first=True)
+        return self.reader(packed)[1][0][-1]
+
+
+class Aligned(nn.Module):
+    """Has the loss of speech recognition."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, WORDS)
+
+    def forward(self, x, targets):
+        scores = self.layer(x.transpose(0, 1)).log_softmax(-1)
+        lengths = [torch.full((len(x),), each.shape[1]) for each in (x, targets)]
+        return nn.functional.ctc_loss(scores, targets, *lengths)
+
+
+@pytest.mark.parametrize(
+    ("make", "batches"),
+    [
+        (Packed, lambda n: (torch.randint(WORDS, (n, 48)),)),
+        (Aligned, lambda n: (torch.rand(n, 100, 64), torch.randint(1, WORDS, (n, 10)))),
+    ],
+)
+def test_sequences_whose_lengths_data_decide_take_what_a_real_step_takes(make, batches):
+    """Sequences of full length, within 5 %: a trace assumes the longest that a batch may have."""
+    found = cb.footprint(make(), batches, batch_size=24, mode="training", optimizer="adam")
+    assert found.total == pytest.approx(real_peak(make, batches, training=True), rel=0.05)
+
+
 def num_bytes(parameters):
     return sum(storages(parameters).values())
 
