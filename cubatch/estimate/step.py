@@ -71,8 +71,8 @@ def predict_step(
     float16.  Where nothing was published, intervals are wider, with a note.
 
     Raises:
-        InvalidArgument: If a batch size is not an integer of at least 1, a fact of the device is missing, or the mode,
-            the dtype or the library is unknown.
+        InvalidArgument: If a batch size is not an integer of at least 1, or a fact of the device is missing. Also if
+            the mode, the dtype or the library is unknown.
 
     Example:
         >>> from cubatch.hardware.catalogue import find

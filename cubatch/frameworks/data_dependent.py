@@ -2,7 +2,7 @@
 Assumed results of operations that depend on data, for a trace without data.
 
 A truth value is False, since most conditions guard against an error; a number is 1; a mask selects everything; `unique`
-has one value; sequences are as long as they may be. Steps that really run correct the predicted memory.
+has one value. Sequences are as long as they may be. Steps that really run correct the predicted memory.
 """
 
 from __future__ import annotations

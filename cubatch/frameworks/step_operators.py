@@ -176,6 +176,22 @@ def _product(first: int) -> Callable[[Operator, list[Any], list[Any]], Iterator[
     return made
 
 
+def _grouped_product(whole: Operator, arguments: list[Any], outputs: list[Any]) -> Iterator[Operator]:
+    """Yield the record of the products of groups of rows, as of experts, which are assumed to be of equal size."""
+    a, b = arguments[:2]
+    extents = {"m": a.shape[-2], "n": b.shape[-1], "k": a.shape[-1]}
+    stacks = {"m": b, "n": a, "k": outputs[0]}  # which has a matrix for each group if an extent is that of all groups
+    cut = [name for name, each in stacks.items() if each.ndim > 2]  # noqa: PLR2004
+    count = stacks[cut[0]].shape[0]
+    if len(cut) == 1:  # else it is a batch of products
+        extents[cut[0]] = math.ceil(extents[cut[0]] / count)
+    gemm, pass_ = Gemm(**extents, count=count), Pass.WGRAD if cut == ["k"] else Pass.FPROP
+    yield attrs.evolve(
+        whole, kind="product", pass_=pass_, dtype=_product_dtype(whole.dtype), extents=(of_product(gemm, pass_),),
+        flops=gemm.flops,
+    )  # fmt: skip
+
+
 def _is_turned(matrix: Any) -> bool:
     """Return whether a matrix is stored transposed, by columns."""
     return bool(matrix.stride(-2) == 1 and matrix.stride(-1) != 1)
@@ -358,6 +374,7 @@ _SPECIAL: Mapping[str, Callable[[Operator, list[Any], list[Any]], Iterator[Opera
     "bmm": _product(0),
     "addmm": _product(1),
     "baddbmm": _product(1),
+    "_grouped_mm": _grouped_product,
     "mkldnn_rnn_layer": _recurrent,
     "mkldnn_rnn_layer_backward": _recurrent,
     "convolution": _convolution,

@@ -468,6 +468,10 @@ class _Watch:
 
     def see(self, tensor: Any) -> None:
         """Add the storage of a tensor to the storages in use until it is freed; each storage counts once."""
+        self._see(tensor)
+        self._check_peak()
+
+    def _see(self, tensor: Any) -> None:
         storage = tensor.untyped_storage()
         if storage in self._seen:
             return
@@ -478,7 +482,7 @@ class _Watch:
         self._hold(self._lives[-1], storage)
 
     def _hold(self, life: _Life, storage: Any) -> None:
-        """Let a storage's end be that of `life`."""
+        """Record the end of a storage as that of `life`."""
         self._seen[storage], life.end = life, math.inf
         life.reference = weakref.ref(storage, lambda _: self._gone(life))
 
@@ -500,7 +504,7 @@ class _Watch:
 
     def settle(self) -> None:
         """
-        Let the last sum of two gradients have the memory of one that is free since, and update the peak.
+        Merge the last sum of two gradients with one that was freed since, and update the peak.
 
         PyTorch's autograd adds in place to a gradient that nothing else refers to.  Under a mode that observes
         operations it makes a new tensor instead, and frees the old one before the next operation.
@@ -597,8 +601,17 @@ class _Watch:
             return composed
 
     def _run(self, operation: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
-        """Return the result of an operation without data; if it cannot be traced, run it on zeros of up to 64 MiB."""
-        from torch._subclasses.fake_tensor import UnsupportedOperatorException
+        """
+        Return the result of an operation without data.
+
+        An operation that cannot be traced runs on zeros of up to 64 MiB.  PyTorch's rule for the results of an
+        operation may reject float32, which its kernel takes: the rule is then applied to bfloat16.
+        """
+        from torch._subclasses.fake_tensor import FakeTensor, UnsupportedOperatorException
+        from torch.utils._pytree import tree_map_only
+
+        def cast(tree: Any, old: Any, new: Any) -> Any:
+            return tree_map_only(FakeTensor, lambda each: each.to(new) if each.dtype == old else each, tree)
 
         try:
             return operation(*arguments, **options)
@@ -611,6 +624,15 @@ class _Watch:
                 return operation(*arguments, **options)
             finally:
                 self._fakes.allow_fallback_kernels = False
+        except RuntimeError as error:
+            types = {each.dtype for each in tensors_of((arguments, options)) if each.is_floating_point()}
+            if type(error) is not RuntimeError or types != {torch.float32} or not _computes(operation):
+                raise
+            try:
+                made = operation(*cast(arguments, torch.float32, torch.bfloat16), **options)
+            except RuntimeError:
+                raise error from None
+            return cast(made, torch.bfloat16, torch.float32)
 
     def _gone(self, life: _Life) -> None:
         self.alive -= life.size

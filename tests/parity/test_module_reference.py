@@ -33,7 +33,9 @@ def test_a_held_reference_is_stepped_around_each_timing():
     """Both blocks step the held batch, the candidate's steps lie between, and training leaves no optimizer behind."""
     for mode in ("inference", "training"):
         module = Recorder()
-        subject = torch_module.TorchModule(module, (3, 8, 8), mode=mode, optimizer="adam" if mode == "training" else "sgd")
+        subject = torch_module.TorchModule(
+            module, (3, 8, 8), mode=mode, optimizer="adam" if mode == "training" else "sgd"
+        )
         runner = subject.ready().runner(2**34, 0)
         runner.prepare(4)
         assert runner.clock.time(runner.step, 1).reference_before_seconds is None

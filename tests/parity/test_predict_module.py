@@ -62,6 +62,27 @@ def test_a_recurrent_layer_has_the_flop_of_arithmetic():
     assert products["backward"] == 2 * forward  # oneDNN computes the gradient of the input too
 
 
+class Experts(nn.Module):
+    """A matrix for each of four groups of rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.Parameter(torch.zeros(4, 64, 128))
+
+    def forward(self, x):
+        ends = torch.arange(1, 5, dtype=torch.int32) * (len(x) // 4)
+        return nn.functional.grouped_mm(x, self.weights, offs=ends)
+
+
+@pytest.mark.skipif(not hasattr(nn.functional, "grouped_mm"), reason="PyTorch has no product of groups yet")
+def test_products_of_groups_have_the_flop_of_arithmetic():
+    """Each row is multiplied with the matrix of one group, forward and for the gradient of the matrices; by hand."""
+    n = 48
+    products = [each for each in operators(Experts(), (64,), n, mode="training") if each.kind == "product"]
+    assert [each.phase for each in products] == ["forward", "backward"]
+    assert [each.flops for each in products] == [2 * n * 64 * 128] * 2
+
+
 @pytest.mark.parametrize("groups", [1, 4, 16])
 def test_gradients_of_a_grouped_convolution_have_the_flop_of_its_forward_pass(groups):
     """PyTorch's own formula counts the channels of all groups for each of them."""

@@ -12,7 +12,13 @@ from tests.parity.beside_torchvision import registering_nothing  # noqa: E402
 
 with registering_nothing():
     transformers = pytest.importorskip("transformers")
-    from transformers import BertModel, T5Model, WhisperModel  # noqa: F401 - not imported without this
+    from transformers import (  # noqa: F401 - not imported without this
+        BertModel,
+        MambaModel,
+        MixtralModel,
+        T5Model,
+        WhisperModel,
+    )
 
 WORDS = 100
 
@@ -135,7 +141,20 @@ def whisper():
     )  # fmt: skip
 
 
+def mamba():
+    return small("Mamba", vocab_size=WORDS, hidden_size=32, state_size=8, num_hidden_layers=1)
+
+
+def experts():
+    return small(
+        "Mixtral", vocab_size=WORDS, hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, num_local_experts=4,
+    )  # fmt: skip
+
+
 MODULES = {
+    "Mamba": (mamba, lambda n: {"input_ids": tokens(n, 8)}),
+    "experts": (experts, lambda n: {"input_ids": tokens(n)}),
     "lstm": (lambda: nn.LSTM(32, 64, 2, batch_first=True), lambda n: (torch.rand(n, 16, 32),)),
     "text encoder": (bert, lambda n: {"input_ids": tokens(n)}),
     "U-Net": (Unet, lambda n: (images(n),)),
