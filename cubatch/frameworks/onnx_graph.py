@@ -40,7 +40,7 @@ class Input:
     shape: tuple[int, ...]  # its extents, without the batch axis
     batch_axis: int | None  # position of its batch axis; None if it has none
     values: int | None  # the number of rows of the table that it indexes, as token ids do; None if it is no index
-    value: int | None  # what it holds everywhere, as the user gave it; None: it is drawn
+    value: int | None = None  # what it holds everywhere, as the user gave it; None: it is drawn
 
     def extents(self, batch_size: int) -> tuple[int, ...]:
         """Return the shape of the input at a batch size."""
