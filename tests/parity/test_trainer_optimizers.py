@@ -34,13 +34,15 @@ class Lookahead(torch.optim.Optimizer):
 
 
 def test_parameters_outside_the_groups_are_not_stepped():
-    """Of a backbone and a head, the trainer's optimizer has the head alone, with options of its own."""
-    own, other = parameters(), parameters()
-    optimizer = torch.optim.Adam([{"params": [own[1]], "betas": (0.5, 0.6)}], lr=0.1)
+    """Of a backbone and a head, the optimizer has the head, with options of its own; frozen ones are shared."""
+    own, other, (frozen,) = parameters(), parameters(), parameters(1)
+    frozen.grad = None
+    optimizer = torch.optim.Adam([{"params": [own[1], frozen], "betas": (0.5, 0.6)}], lr=0.1)
     made = like(optimizer, own)(other)
     made.step()
     (group,) = made.param_groups
     assert group["params"][0] is other[1]
+    assert group["params"][1] is frozen
     assert (group["betas"], group["lr"]) == ((0.5, 0.6), 0.0)
     assert list(made.state) == [other[1]]
     assert not optimizer.state
