@@ -332,7 +332,9 @@ def walked(
         watched = attrs.evolve(traced, optimizer=make_optimizer) if kind.training else traced
         step = watched.step(call, parameters, device.type, arguments)  # without a scaler, whose scale data choose
         watch.mark("weights", fakes.values())
-        for _ in range(2 if kind.training else 1):  # the second finds gradients and the optimizer's state
+        for place in range(2):  # the second finds gradients, the optimizer's state and what the module keeps
+            if place and not kind.training and not _keeps_tensors(module):
+                break
             watch.begin_step()
             with _reparametrize_module(module, fakes, tie_weights=True):  # also where backward passes run it again
                 step()
@@ -351,6 +353,13 @@ def walked(
         watch.peak, watch.operations, tuple(time_parts), frozenset(watch.guessed), written, tuple(outputs),
         watch.elements, parts, tuple(step_operators.merged(watch.operators)), activations, watch.lives(),
     )  # fmt: skip
+
+
+def _keeps_tensors(module: Any) -> bool:
+    """Return whether an attribute of a module is a tensor of a traced step, such as a result that it keeps."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return any(isinstance(value, FakeTensor) for part in module.modules() for value in vars(part).values())
 
 
 @contextlib.contextmanager

@@ -212,6 +212,21 @@ def test_sums_of_gradients_take_what_a_real_step_takes(make):
     assert found.total == pytest.approx(real_peak(make, batches, training=True), rel=0.01)
 
 
+class Keeping(Sliced):
+    """Keeps its last result, which is there until the next step has made another."""
+
+    def forward(self, x):
+        self.last = self.layer(x)
+        return self.last.sum()
+
+
+def test_a_result_that_a_module_keeps_counts_in_the_next_step():
+    """Of 10 samples of 1024 floats: the last result next to the new one."""
+    found = cb.footprint(Keeping(), (64,), batch_size=10)
+    assert found.total - found.weights - found.inputs == 2 * 10 * 1024 * 4
+    assert found.total == pytest.approx(real_peak(Keeping, lambda n: (torch.rand(10, 64),), training=False), rel=0.01)
+
+
 class Packed(nn.Module):
     """Reads sequences without their padding, as classifiers of texts do."""
 
