@@ -128,7 +128,7 @@ def answer(
         equal = (*best.within, *best.equal)
         often = [n for n in equal if len(result.sizes[n].timings_seconds) >= LEAST_TIMINGS]
         chosen = current if current in equal else best.batch_size
-        if chosen not in often and often:  # a size timed once is not recommended
+        if often and chosen not in (*often, current):  # no other size that was timed once is recommended
             chosen = posterior.recommend(often, favored).batch_size
         decision = decide(
             [_fate(m, outcomes.get(m.batch_size), posterior) for m in measurements],

@@ -134,9 +134,10 @@ def _is_loop(result: TuningResult) -> bool:
 
 def _not_compared(result: TuningResult, n: int, value: str) -> str:
     is_cut = any(m.status == "not_run" for m in result.sizes.values())
-    within = f" within {result.budget_seconds:.4g} s" if is_cut and result.budget_seconds else ""
+    within = f" within {format_seconds(result.budget_seconds)}" if is_cut and result.budget_seconds else ""
     if _count_timed(result) > 1:
-        return f"No recommendation: {n}, the best so far, was timed only once{within}: {value}. Raise budget."
+        what = "your size" if n == result.current_batch_size else "the best so far"
+        return f"No recommendation: {n}, {what}, was timed only once{within}: {value}. Raise budget."
     failed = [m for m in result.sizes.values() if m.status == "error"]
     remedy = ": raise budget" if is_cut else f" ({_counted(len(failed), 'other size')} failed)" if failed else ""
     alone = f"Only batch size {n} was measured{within}: {value}."

@@ -76,6 +76,16 @@ def test_a_size_timed_once_leaves_the_recommendation_to_an_equal_one() -> None:
     assert "within 1 % of the best" not in result.reasons[0]
 
 
+@pytest.mark.parametrize("seconds", [3.88, 3.95])
+def test_a_current_size_timed_once_is_not_left_for_an_equal_one(seconds: float) -> None:
+    """No other size is better beyond the noise, and one timing is too few to keep 256: more budget decides."""
+    timings = {8: [0.2, 0.21, 0.19], 64: [1.0, 1.05, 0.95, 1.0], 256: [seconds]}
+    result = answer_of(timings, is_listed=True, current=256)
+    assert result.batch_size is None
+    assert "256" in result.reasons[0]
+    assert "Raise budget" in result.reasons[0]
+
+
 def test_a_measurement_holds_what_its_timings_say() -> None:
     """Of 64 samples in 1 to 5 s: 3 s, 64/3 samples/s, 64 x 6 FLOP / 3 s, half the roofline, and wide intervals."""
     timings = rounds(64, [5.0, 1.0, 3.0, 2.0, 4.0], joules=12.8, sm_clock_mhz=1500.0, peak_bytes=7, peak_device_bytes=9)
