@@ -122,7 +122,8 @@ class Winners:
             with closing(sqlite_file.connect(path, _SCHEMA, _VERSION)) as database:
                 return database.execute(statement, values).fetchall()
         except (*sqlite_file.ERRORS, StoreError) as error:
-            _log.warning("kernel choices are not kept: %s: %s", self._path, error)
+            why = error if isinstance(error, StoreError) else sqlite_file.reason(error)
+            _log.warning("kernel choices are not kept: %s: %s", self._path, why)
             self._path = None
             return []
 

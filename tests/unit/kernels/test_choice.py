@@ -317,12 +317,15 @@ def test_winners_are_forgotten_for_one_gpu_or_for_all(tmp_path):
 
 
 def test_a_file_that_cannot_be_used_costs_only_the_memory(tmp_path, caplog):
-    """An unusable place is a warning that names it; choices are made, and kept in memory."""
-    blocked = tmp_path / "file"
+    """An unusable place is a warning that names it and a remedy; choices are made, and kept in memory."""
+    blocked, damaged = tmp_path / "file", tmp_path / "damaged.sqlite3"
     blocked.write_text("in the way")
+    damaged.write_bytes(b"SQLite format 3\0" + b"garbage" * 500)
     with caplog.at_level(logging.WARNING):
+        winners(damaged)
         kept = winners(blocked / "kernels.sqlite3")
     assert str(blocked) in caplog.text
+    assert "damaged" in caplog.text.replace(str(damaged), "")
     device = FakeDevice(taking(3e-3, 1e-3))
     chosen = choice(device, kept)
     assert chosen(PROBLEM, V100, device.prepare).kernel == CONTENDERS[1]
