@@ -182,12 +182,12 @@ def _over_extents(
 
 def _dims(texts: list[str]) -> dict[str, list[int]]:
     """Return extents by name from texts such as "sequence=128" or "sequence=128,512"."""
-    dims = {}
+    dims = dict[str, list[int]]()
     for text in texts:
         name, _, extents = text.rpartition("=")
         if not name or not all(each.isdecimal() for each in extents.split(",")):
             raise typer.BadParameter(f"--dim takes NAME=N or NAME=N,N,..., such as sequence=128; got {text!r}")
-        dims[name] = opt.whole_numbers("--dim", extents)
+        dims.setdefault(name, []).extend(opt.whole_numbers("--dim", extents))
     return dims
 
 

@@ -63,7 +63,7 @@ def test_an_onnx_file_is_tuned_by_its_named_axis(tmp_path, monkeypatch, capfd):
     taken = [tuned.sizes[tuned.largest_measured].predicted_peak_bytes for tuned in result.results.values()]
     assert taken[1] > taken[0]
     command = in_process(monkeypatch, capfd, "tune", str(path), "--device", "cpu", "--no-store", "--budget", "3")
-    code, out, _ = command("--dim", "sequence=8,32", "--max-batch-size", "4", "--json", "-")
+    code, out, _ = command("--dim", "sequence=8", "--dim", "sequence=32", "--max-batch-size", "4", "--json", "-")
     assert (code, list(json.loads(out)["results"])) == (0, ["8", "32"])
     for wrong in (["--report", "page.html"], ["--threads", "1"], ["--dim", "tokens=1,2"]):
         code, _, err = command("--dim", "sequence=8,32", *wrong)
