@@ -18,7 +18,7 @@ from hypothesis.extra import numpy as arrays
 
 from cubatch.engine import functional, loss_scale, optim, storage
 from cubatch.engine.network import Model
-from cubatch.errors import MissingDependency
+from cubatch.errors import MissingDependency, UnsupportedDtype
 from cubatch.hardware import probe
 from cubatch.memory.plan import ALIGNMENT
 from cubatch.network import models
@@ -75,6 +75,15 @@ def test_bits_of_bfloat16_are_those_of_ml_dtypes(values):
     np.testing.assert_array_equal(np.isnan(storage.decoded(got)), np.isnan(values))
     there = ~np.isnan(values)
     np.testing.assert_array_equal(got[there], want.view(np.uint16)[there])
+
+
+def test_halfway_between_two_bfloat16_it_is_the_even_one():
+    """Every such float32 is rounded as by ml_dtypes; rounding half up would be wrong every other time."""
+    halfway = (np.arange(2**16, dtype=np.uint32) << 16 | 0x8000).view(np.float32)
+    halfway = halfway[np.isfinite(halfway)]
+    with np.errstate(over="ignore"):
+        want = halfway.astype(ml_dtypes.bfloat16).view(np.uint16)
+    np.testing.assert_array_equal(storage.encoded(halfway, np.uint16), want)
 
 
 def test_every_bfloat16_is_decoded_as_ml_dtypes_has_it():
@@ -236,6 +245,12 @@ def test_the_loss_itself_is_not_scaled():
             model.step()
             found.append(model.loss())
         assert found[0] == found[1]
+
+
+def test_16_bits_without_operations_that_compute_with_them_are_refused():
+    """NumPy would sum in 16 bits: a model on the CPU is refused."""
+    with pytest.raises(UnsupportedDtype, match="float16"):
+        Model(NETWORK, device=cpu(1), dtype="float16")
 
 
 # --- memory and data -----------------------------------------------------------------------------------------
