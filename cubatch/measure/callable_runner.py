@@ -36,6 +36,7 @@ class CallableRunner:
     ) -> None:
         self._make_step, self._memory_limit, self._index = make_step, memory_limit, index
         self._step: Callable[[], object] | None = None
+        self._batch_size = 0
         self._moved, self._undone = set[str](), contextlib.ExitStack()
         with contextlib.ExitStack() as failed:
             failed.callback(self._undone.close)
@@ -73,7 +74,7 @@ class CallableRunner:
             fix = "which needs arguments: bind them, as in `lambda: step(x)`" if callable(step) else _NOT_RUN
             remedy = f"make_step returned this value, {fix}."
             raise InvalidArgument("make_step", step, "a function that returns a callable without arguments", remedy)
-        self._step = step
+        self._step, self._batch_size = step, batch_size
         # make_step may have imported the library whose events time the step.
         if type(self.clock) is clocks.HostClock and type(clock := clocks.callable_clock()) is not clocks.HostClock:
             self.clock = clock
@@ -106,8 +107,9 @@ class CallableRunner:
         try:
             result = None if self._step is None else self._step()
         except StopIteration as end:
+            given = f"a step that raises StopIteration at batch size {self._batch_size}"
             allowed = "a function whose steps can be repeated, as with itertools.cycle() around their data"
-            raise InvalidArgument("make_step", "a step that raises StopIteration", allowed) from end
+            raise InvalidArgument("make_step", given, allowed) from end
         if hasattr(type(result), "__next__") or inspect.isawaitable(result) or isinstance(result, Future):
             allowed = "a function whose steps wait for their work, as by asyncio.run(), future.result() or list()"
             raise InvalidArgument("make_step", f"a step that returns a {type(result).__name__}", allowed)

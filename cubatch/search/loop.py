@@ -104,15 +104,14 @@ class Search:
 
         Raises:
             EnergyNotAvailable: If energy is the objective and none of the first timings has a value in joules.
-            InvalidArgument: If a size raises it before any has a timing: the argument is wrong for the other sizes too.
+            InvalidArgument: If a size raises it before any has a timing; of several requested sizes, if two do.
             BaseException: An error of no candidate, such as KeyboardInterrupt or an exception of `progress`, unchanged.
                 Unfinished candidates have the outcome "interrupted".
         """
         try:
             for n, candidate in self.candidates.items():
                 if candidate.over_limit and n not in self.outcomes:
-                    tried = "not tried again" if self.timings[n] else "not tried"
-                    reason = f"planned above the memory limit, so it was {tried}"
+                    reason = f"planned above the memory limit, so it was not tried{' again' * bool(self.timings[n])}"
                     self._finish(Outcome(n, "over_limit", reason, {"limit": "memory"}))
             if self._open:
                 if count := sum(map(len, self.timings.values())):
@@ -227,14 +226,15 @@ class Search:
         if self.timings[n]:  # a size that is retried has timings of this round already
             number = self.round = max(self.round, number)
         try:
-            stopwatch.run_trial(
-                n, first_round=number * PER_TRIAL, likely=self._likely_seconds(n), keep=self._record_timing,
-                expected=self._expected_seconds(n),
-            )  # fmt: skip
-        except OutOfBudget:
-            pass  # the verdict at the end explains it
+            with contextlib.suppress(OutOfBudget):  # the verdict at the end explains it
+                stopwatch.run_trial(
+                    n, first_round=number * PER_TRIAL, likely=self._likely_seconds(n), keep=self._record_timing,
+                    expected=self._expected_seconds(n),
+                )  # fmt: skip
         except Exception as error:
-            if error is self.progress_error or (isinstance(error, InvalidArgument) and not any(self.timings.values())):
+            is_argument = isinstance(error, InvalidArgument) and not any(self.timings.values())
+            has_failed = any(outcome.status == "error" for outcome in self.outcomes.values())
+            if error is self.progress_error or (is_argument and (self.extend or has_failed or self._open == [n])):
                 raise
             self._fail(n, error, stopwatch)  # an error of a candidate is its outcome
         self.recorder.spent(self.budget.spent())

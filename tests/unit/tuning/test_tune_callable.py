@@ -94,8 +94,22 @@ def test_a_step_whose_data_end_is_refused():
         batches = iter([n])
         return lambda: next(batches) and None
 
-    with pytest.raises(errors.InvalidArgument, match=r"itertools\.cycle.*'a step that raises StopIteration'"):
+    with pytest.raises(errors.InvalidArgument, match=r"itertools\.cycle.*StopIteration at batch size 1'"):
         autotune_callable(make_step, max_batch_size=1, device="cpu", batch_sizes=[1], budget=5.0)
+
+
+@pytest.mark.parametrize(("short", "other"), [(1, 64), (64, 1)])
+def test_one_requested_size_whose_data_end_leaves_the_others(virtual, short, other):
+    """It ended the run if it happened to be the first: an epoch has few batches of that size."""
+
+    def make_step(n):
+        batches, step = iter([n] if n == short else [n] * 10**6), matmul(n)
+        return lambda: next(batches) and step() is None
+
+    result = autotune_callable(make_step, max_batch_size=64, device="cpu", batch_sizes=[1, 64], budget=30.0)
+    assert statuses(result) == {short: "error", other: "ok"}
+    with pytest.raises(errors.InvalidArgument, match="StopIteration"):  # both, so that it is the data of all
+        autotune_callable(lambda n: lambda: next(iter([])), max_batch_size=8, device="cpu", batch_sizes=[1, 8])
 
 
 @pytest.mark.parametrize(
