@@ -128,8 +128,8 @@ def predict(
     }  # fmt: skip
     kind: dict[str, Any] = {"mode": mode, "dtype": dtype, "optimizer": optimizer, "recompute": recompute}
     if step_memory.is_module(spec, batches):
-        of_networks = ("library", library, "vendor"), ("anchors", anchors, None), ("experimental", experimental, ())
-        for name, value, default in of_networks:
+        of_networks = ("library", library, "vendor"), ("anchors", anchors, None)
+        for name, value, default in (*of_networks, ("experimental", experimental or (), ())):
             if value != default:
                 raise InvalidArgument(name, value, "left out for a PyTorch module, to which it does not apply")
         module = predicted_subject.module(spec, batches, device, request, {**kind, **others})

@@ -300,3 +300,11 @@ def test_the_command_predicts_a_module(tmp_path, monkeypatch, capfd):
     assert alone["measurements"] in [each["measurements"] for each in compared]
     assert run(*asked, "--device", "t4", "--recompute")[0] != 0
     sys.modules.pop("my_tower", None)
+
+
+def test_no_experimental_kernels_are_named_for_a_module():
+    """An empty list has no effect on a network either."""
+    asked = {"device": V100, "batch_sizes": [8]}
+    assert cb.predict(nn.Linear(8, 8), (8,), experimental=[], **asked).seconds
+    with pytest.raises(InvalidArgument, match="experimental"):
+        cb.predict(nn.Linear(8, 8), (8,), experimental=["norm_sums"], **asked)
