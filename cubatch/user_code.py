@@ -7,7 +7,7 @@ import inspect
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -108,11 +108,12 @@ def file_of(module: ModuleType) -> str:
     return getattr(module, "__file__", None) or module.__name__
 
 
-def takes(function: Any, count: int, *, follow_wrapped: bool = True) -> bool:
+def takes(function: Any, count: int, keywords: Iterable[Any] = (), *, follow_wrapped: bool = True) -> bool:
     """
-    Return whether a function or module can be called with that number of positional arguments; True where unknown.
+    Return whether a function or module can be called with `count` positional arguments and `keywords`.
 
-    `follow_wrapped` is whether a decorated function (`functools.wraps`) takes the arguments of the original.
+    It is True where that is unknown. `follow_wrapped` is whether a decorated function (`functools.wraps`) takes the
+    arguments of the original.
 
     Example:
         >>> takes(lambda x, y=0: x, 2), takes(lambda x: x, 2)
@@ -120,7 +121,7 @@ def takes(function: Any, count: int, *, follow_wrapped: bool = True) -> bool:
     """
     try:
         called = function.forward if is_torch_module(function) else function
-        inspect.signature(called, follow_wrapped=follow_wrapped).bind(*[None] * count)
+        inspect.signature(called, follow_wrapped=follow_wrapped).bind(*[None] * count, **dict.fromkeys(keywords))
     except TypeError:
         return False
     except ValueError:  # a built-in function without a signature

@@ -66,6 +66,8 @@ class Growth:
     lines: Mapping[int, Line]
     # the largest extent, in the given batches, of each axis that varies without a line, such as padded lengths
     most: Mapping[int, int] = attrs.field(factory=dict)
+    # whether the elements of a tensor count samples: the largest one is the batch size, as in a PackedSequence
+    counts: bool = False
 
     def shape(self, like: Sequence[int], batch_size: int) -> tuple[int, ...]:
         """Return the shape of a tensor at a batch size; `like` is its shape in the example."""
@@ -118,7 +120,8 @@ def _of_tensors(tensors: Mapping[int, Any], path: Path) -> dict[Path, Growth]:
         return {}
     lines: dict[int, Line] = {}
     most: dict[int, int] = {}
-    for axis in range(next(iter(tensors.values())).ndim):
+    first = next(iter(tensors.values()))
+    for axis in range(1 if first.is_nested else first.ndim):  # only the samples of nested tensors are an axis
         extents = {n: int(tensor.size(axis)) for n, tensor in tensors.items()}
         if len(set(extents.values())) == 1:
             continue
@@ -127,7 +130,14 @@ def _of_tensors(tensors: Mapping[int, Any], path: Path) -> dict[Path, Growth]:
             most[axis] = max(extents.values())
         else:
             lines[axis] = line
-    return {path: Growth(lines, most)} if lines or most else {}
+    counts = not lines and all(_is_whole(tensor) and int(tensor.max()) == n for n, tensor in tensors.items())
+    return {path: Growth(lines, most, counts)} if lines or most or counts else {}
+
+
+def _is_whole(tensor: Any) -> bool:
+    """Return whether a tensor has elements that are whole numbers and can be compared."""
+    is_dense = str(tensor.layout) == "torch.strided" and not (tensor.is_nested or tensor.is_meta)
+    return is_dense and tensor.numel() > 0 and str(tensor.dtype).startswith("torch.int")
 
 
 def of_example(batch: Any, batch_size: int, path: Path = ()) -> dict[Path, Growth]:

@@ -108,6 +108,16 @@ def copied(
         raise InvalidArgument(FIELD, given, "objects whose tensors can be replaced", _REMEDY) from error
 
 
+def renewed(tree: Any) -> Any:
+    """Return nested containers and batch objects in new ones that have the same items."""
+    if type(tree) is dict:
+        return {key: renewed(item) for key, item in tree.items()}
+    if type(tree) in {list, tuple}:
+        return type(tree)(map(renewed, tree))
+    is_container = hasattr(tree, "__dict__") and not is_tensor(tree) and children(tree) is not None
+    return copy.copy(tree) if is_container else tree
+
+
 def _shared(value: Any) -> list[Any]:
     """
     Return the parts of an object that a copy shares with it: tensors, devices, modules, functions and classes.

@@ -174,6 +174,7 @@ class ModuleRunner(BoundedRunner):
         if walked is not None:
             self._inputs, self._scales = self._inputs.held(walked.constant), walked.scales is not False
             self._rowless, self._traced_size = walked.rowless, max(walked.known)
+            self._kind = attrs.evolve(self._kind, written=walked.written_inputs)
         return self._put_aside(walked, self._memory_limit)
 
     def _reference_step(self, prepared: Callable[[], None]) -> Callable[[], object]:  # noqa: ARG002 - of the same batch

@@ -29,6 +29,7 @@ _ALLOWED = (
     "or the shape of one sample, such as (3, 224, 224)"
 )
 _TWO = "Pass two batches of different size in a list, or a function from a batch size to inputs."
+_AS_IN_LOOP = "Pass a function from a batch size to (arguments, ..., targets), as your loop passes them on."
 _ARRAYS = "torch.from_numpy() makes a tensor of an array."
 DRAWN_SIZES = (4, 8, 16)
 """Batch sizes at which a source is called, to see what grows."""
@@ -56,12 +57,13 @@ class Inputs:
     # whether `growth` was read from a single example, in which other extents may equal the batch size by chance
     is_guess: bool = False
     module: Any = None  # the module that gets the inputs, without wrappers; None if unknown
+    loss: Any = None  # the loss that gets the output and the targets; None if unknown
     place: Any = None  # device of the module; None before `on`
     unpacks: bool = False  # whether a list that `source` makes holds arguments
 
     @classmethod
     def of(
-        cls, given: Any, dtype: Any, *, module: Any = None, constant: Collection[str | int] = (),
+        cls, given: Any, dtype: Any, *, module: Any = None, loss: Any = None, constant: Collection[str | int] = (),
         sizes: Sequence[int] = DRAWN_SIZES,
     ) -> Inputs:  # fmt: skip
         """
@@ -70,7 +72,8 @@ class Inputs:
         Args:
             given: A function, loader, data set, two batches in a list, a batch, or the shape of one sample.
             dtype: Type of the elements if only a shape is given.
-            module: The module that gets the inputs; an item more than it takes is a target of the loss.
+            module: The module that gets the inputs; items more than it takes are targets of the loss.
+            loss: The loss, which shows how many items are its targets; None: one at most.
             constant: Names or positions of arguments that are the same at all sizes.
             sizes: Batch sizes at which a function is called.
 
@@ -78,25 +81,22 @@ class Inputs:
             InvalidArgument: If `given` is none of these, nothing grows with the batch size, or one example does not
                 show which values grow. Also if `constant` names no argument.
         """
-        names = _parameters(module)
+        known = {"constant": tuple(constant), "names": _parameters(module), "module": module, "loss": loss}
         source = batch_sources.find(given)
         if source is not None:
-            return cls._compared(_drawn(source, sizes), module, constant, names, source)
+            return cls._compared(_drawn(source, sizes), source, known)
         if (pair := _pair(given, module)) is not None:
-            return cls._compared(pair, module, constant, names, None)
-        return cls._of_one(given, dtype, module, constant, names)
+            return cls._compared(pair, None, known)
+        return cls._of_one(given, dtype, known)
 
     @classmethod
-    def _compared(
-        cls, batches: Mapping[int, Any], module: Any, constant: Collection[str | int], names: tuple[str, ...],
-        source: Source | None,
-    ) -> Inputs:  # fmt: skip
+    def _compared(cls, batches: Mapping[int, Any], source: Source | None, known: Mapping[str, Any]) -> Inputs:
         lengths = {len(batch) for batch in batches.values() if isinstance(batch, list)}
         unpacks = source is not None and len(lengths) == 1  # a longer list of a larger batch holds its samples
-        calls = {n: _call(batch, module, is_batch=unpacks) for n, batch in batches.items()}
+        calls = {n: _call(batch, known["module"], known["loss"], is_batch=unpacks) for n, batch in batches.items()}
         growth = by_difference(calls)
         largest = max(calls)
-        inputs = cls(calls[largest], largest, growth, source, tuple(constant), names, module=module, unpacks=unpacks)
+        inputs = cls(calls[largest], largest, growth, source, unpacks=unpacks, **known)
         if not any(each.lines for each in growth.values()):
             values = [value for _, part in children(tuple(inputs.call)) or () for _, value in children(part) or ()]
             words = ", ".join(
@@ -112,19 +112,17 @@ class Inputs:
         return inputs
 
     @classmethod
-    def _of_one(
-        cls, example: Any, dtype: Any, module: Any, constant: Collection[str | int], names: tuple[str, ...]
-    ) -> Inputs:  # fmt: skip
+    def _of_one(cls, example: Any, dtype: Any, known: Mapping[str, Any]) -> Inputs:
         if is_shape(example):
             example = torch.randn(1, *example, dtype=dtype, generator=torch.Generator().manual_seed(0), device="cpu")
-        call = _call(example, module, is_batch=False)
+        call = _call(example, known["module"], known["loss"], is_batch=False)
 
         def detached(tensor: Any) -> Any:
             return tensor.detach().requires_grad_() if tensor.requires_grad else tensor  # the example gets no gradient
 
         _check_lists(call)
         call = Call(*_mapped(tuple(call), detached, may_share=True))
-        tensors = _tensors_of(call)
+        tensors = tensors_at(call)
         is_list = (size := _samples_of(call)) is not None
         if not is_list and (not tensors or not tensors[0][1].ndim or not len(tensors[0][1])):
             parts = example if isinstance(example, tuple) else (example,)
@@ -135,7 +133,7 @@ class Inputs:
         if is_list:
             at: Path = (0, 0) if call.positional else (1, next(iter(call.keyword)))
             growth = {path: each for path, each in growth.items() if path[:2] != at} | {at: Growth({0: ROWS})}
-        inputs = cls(call, size, growth, None, tuple(constant), names, is_guess=True, module=module)
+        inputs = cls(call, size, growth, is_guess=True, **known)
         if (holder := inputs._opaque(tuple(call))) is not None:
             given = f"a {type(holder).__name__}, whose tensors cannot be replaced by those of another batch"
             remedy = (
@@ -205,7 +203,8 @@ class Inputs:
         own = {id(each) for each in (*self.module.parameters(), *self.module.buffers())} if self.module else set()
         allowed, others = list[tuple[str, str]](), list[tuple[str, str]]()
         for path, tensor in self._tensors():
-            if self._grows(path) or is_holder(_value_at(self.call, path[:-1])):
+            counts = path in self.growth and self.growth[path].counts
+            if counts or self._grows(path) or is_holder(_value_at(self.call, path[:-1])):
                 continue
             is_one = not tensor.ndim or len(tensor) == 1
             is_allowed = is_one or self._named(path) or id(tensor) in own
@@ -248,7 +247,7 @@ class Inputs:
                 raise InvalidArgument("constant_inputs", each, f"names of inputs: {', '.join(sorted(known))}")
 
     def _tensors(self) -> list[tuple[Path, Any]]:
-        return _tensors_of(self.call)
+        return tensors_at(self.call)
 
     def _grows(self, path: Path) -> bool:
         """Return whether the value at a path, or a list that contains it, grows with the batch size."""
@@ -309,11 +308,8 @@ class Inputs:
         def other(value: Any) -> Any:
             return value.to(self.place) if hasattr(value, "to") and not isinstance(value, type) else value
 
-        return Call(
-            *_mapped_at(
-                tuple(_call(batch, self.module, is_batch=self.unpacks)), there, other, device=self.place
-            )
-        )  # fmt: skip
+        call = _call(batch, self.module, self.loss, is_batch=self.unpacks)
+        return Call(*_mapped_at(tuple(call), there, other, device=self.place))
 
     def check_traceable(self, batch_size: int) -> None:
         """
@@ -372,27 +368,54 @@ def _parameters(module: Any) -> tuple[str, ...]:
     return tuple(each.name for each in parameters if each.kind <= each.POSITIONAL_OR_KEYWORD)
 
 
-def _call(given: Any, module: Any, *, is_batch: bool) -> Call:
+def _call(given: Any, module: Any, loss: Any, *, is_batch: bool) -> Call:
     """
     Return a batch as arguments of a call: a mapping as keywords, a tuple as several, any other value as one.
 
     Args:
-        module: The module that is called; one item more than it takes is a target. None: there are no targets.
+        given: The batch. A mapping is one argument if the module takes one and none of its keys.
+        module: The module that is called; items more than it takes are targets. None: there are no targets.
+        loss: The loss, which shows how many items are its targets; None: one at most.
         is_batch: Whether a list holds arguments, as the batches of a data loader do.
+
+    Raises:
+        InvalidArgument: If module and loss do not take the items together.
     """
     if isinstance(given, Mapping):
-        return Call((), dict(given))
+        return _call_of_mapping(given, module)
     is_tuple = isinstance(given, tuple) and not hasattr(given, "_fields")
-    counts = (len(given), len(given) - 1) if is_tuple or (is_batch and isinstance(given, list)) else ()
-    accepted = [count for count in counts if module is None or takes(module, count)]
-    if not is_tuple and not accepted:
+    if not is_tuple and not (is_batch and isinstance(given, list)):
         return Call((given,), {})
     positional = tuple(given)
     if len(positional) == 2 and isinstance(positional[0], tuple | list) and _is_keywords(positional[1], module):  # noqa: PLR2004
         return Call(tuple(positional[0]), dict(positional[1]))
-    num_targets = len(positional) - accepted[0] if accepted and len(positional) > 1 else 0
-    end = len(positional) - num_targets
-    return Call(positional[:end], {}, positional[end:])
+    counts = [count for count in range(len(positional), 0, -1) if module is None or takes(module, count)]
+    usual = [count for count in counts if count >= len(positional) - 1]
+    fitting = [count for count in counts if loss is not None and _requires(loss, 1 + len(positional) - count)]
+    if end := next(iter(fitting or usual), 0):
+        return Call(positional[:end], {}, positional[end:])
+    if not is_tuple and (loss is None or takes(loss, 1)):
+        return Call((given,), {})
+    allowed = f"the arguments of {type(module).__name__}, then the targets of the loss"
+    raise InvalidArgument(batch_sources.FIELD, f"a batch of {len(positional)} items", allowed, _AS_IN_LOOP)
+
+
+def _requires(function: Any, count: int) -> bool:
+    """Return whether a function can be called with `count` positional arguments, but not with fewer."""
+    return takes(function, count) and not takes(function, count - 1)
+
+
+def _call_of_mapping(given: Mapping[Any, Any], module: Any) -> Call:
+    """Return a mapping as keywords of a call, or as one argument; raise InvalidArgument if the module takes neither."""
+    if module is None or takes(module, 0, given):
+        return Call((), dict(given))
+    names = _parameters(module)
+    if takes(module, 1) and not set(names).intersection(given):
+        return Call((given,), {})
+    if not (others := [key for key in given if key not in names]):
+        return Call((), dict(given))  # one is missing: the error of the call names it
+    words = f"a mapping with {join_words(list(map(repr, others)))}, which {type(module).__name__} does not take"
+    raise InvalidArgument(batch_sources.FIELD, words, f"keyword arguments: {', '.join(names)}", _AS_IN_LOOP)
 
 
 def _is_keywords(value: Any, module: Any) -> bool:
@@ -493,7 +516,7 @@ def _lengths(first: Any, second: Any) -> list[tuple[int, int]]:
     ]
 
 
-def _tensors_of(call: Call) -> list[tuple[Path, Any]]:
+def tensors_at(call: Call) -> list[tuple[Path, Any]]:
     """Return the tensors of a call with their paths; last those in objects such as caches."""
     tensors: list[tuple[Path, Any]] = []
 
@@ -602,17 +625,18 @@ def _mapped(tree: Any, change: Callable[[Any], Any], *, may_share: bool = False)
     return _mapped_at(tree, lambda tensor, _: change(tensor), may_share=may_share)
 
 
-def with_copied_objects(call: Call) -> Call:
+def with_copied_objects(call: Call, written: Collection[Path]) -> Call:
     """
     Return arguments for another step: objects that hold tensors are copied if possible, as a step may extend a cache.
 
-    Their tensors are shared, but for scalars, as a cache counts its tokens.
+    Their tensors are shared, but for those at the paths in `written`, and for scalars, as a cache counts its tokens.
     """
 
-    def copy_scalar(tensor: Any) -> Any:
-        return tensor if tensor.ndim or tensor.requires_grad else tensor.clone()
+    def copy_changed(tensor: Any, path: Path) -> Any:
+        is_shared = tensor.requires_grad or (tensor.ndim and path not in written)
+        return tensor if is_shared else tensor.clone()
 
-    return Call(*_mapped(tuple(call), copy_scalar, may_share=True))
+    return Call(*_mapped_at(tuple(call), copy_changed, may_share=True))
 
 
 def _mapped_at(

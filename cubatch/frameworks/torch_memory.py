@@ -28,12 +28,13 @@ import attrs
 from cubatch.checks import MAX_BATCH_SIZE
 from cubatch.errors import CubatchError, InvalidArgument
 from cubatch.estimate.operators import Operator
-from cubatch.frameworks import data_dependent, recurrent_workspace, step_operators, submodules
+from cubatch.frameworks import data_dependent, recurrent_workspace, step_operators, submodules, torch_state
 from cubatch.frameworks.attributes import kept_attributes
+from cubatch.frameworks.input_growth import Path
 from cubatch.frameworks.input_objects import tensors_in
 from cubatch.frameworks.lazy_torch import torch
 from cubatch.frameworks.submodules import Running
-from cubatch.frameworks.torch_inputs import Inputs
+from cubatch.frameworks.torch_inputs import Inputs, tensors_at
 from cubatch.frameworks.torch_step import CALL_FIRST, StepKind, tensors_of
 from cubatch.network.importers import fake_logs
 
@@ -70,7 +71,10 @@ class Walk:
     # operations whose results depend on data and are assumed: see `data_dependent`
     guessed: frozenset[str] = frozenset()
     written: frozenset[str] = frozenset()  # names of the parameters that the step modifies in place
+    written_inputs: frozenset[Path] = frozenset()  # paths of the inputs that it modifies in place
     outputs: tuple[tuple[int, ...], ...] = ()  # shapes of the tensors in the module's output
+    # the same shapes with another axis first: the one of the largest stride, or one along which an input grows
+    turned: tuple[tuple[int, ...], ...] = ()
     elements: int = 0  # elements of the results of all its operations
     # bytes at the peak for each part in PARTS: weights, inputs, gradients, optimizer
     parts: Mapping[str, int] = attrs.field(factory=dict, hash=False)
@@ -91,9 +95,10 @@ class Peaks:
     """
 
     known: Mapping[int, int]  # bytes by batch size, of at least two sizes
-    time_first: tuple[str, ...] = ()  # time_first, guessed, written: as in `Walk`
+    time_first: tuple[str, ...] = ()  # time_first, guessed, written, written_inputs: as in `Walk`
     guessed: frozenset[str] = frozenset()
     written: frozenset[str] = frozenset()
+    written_inputs: frozenset[Path] = frozenset()
     # whether the output, or the number of elements that operations compute, grows with the batch; None if unknown
     scales: bool | None = None
     # shape of the module's output for the largest traced size if no tensor has a row for each sample; else ()
@@ -200,21 +205,23 @@ def peaks(
     counts = [(sum(map(math.prod, walk.outputs)), walk.elements) for walk in ends]
     scales = any(few < many for few, many in zip(*counts, strict=True))
     written = frozenset().union(*(walk.written for walk in walks.values()))
-    return Peaks(known, turned, guessed, written, scales, _rowless(walks))
+    inputs_written = frozenset().union(*(walk.written_inputs for walk in walks.values()))
+    return Peaks(known, turned, guessed, written, inputs_written, scales, _rowless(walks))
 
 
 def _rowless(walks: Mapping[int, Walk]) -> tuple[int, ...]:
     """
     Return the shape of the module's output for the largest batch if no tensor has a row for each sample; else ().
 
-    There is a row for each sample if the first axis longer than 1 grows and reaches the batch size. There is one too if
-    an axis equals the batch size. An output of one element is a loss. Shapes that depend on data do not count.
+    There is a row for each sample if the first axis longer than 1 grows and reaches the batch size. Shapes in `turned`
+    count too. There is one too if an axis equals the batch size. An output of one element is a loss. Shapes that depend
+    on data do not count.
     """
     (few, first), *_, (many, last) = sorted(walks.items())
     has_loss = any(math.prod(shape) == 1 for shape in last.outputs)
     if has_loss or last.guessed or len(first.outputs) != len(last.outputs):
         return ()
-    for before, after in zip(first.outputs, last.outputs, strict=True):
+    for before, after in zip(first.outputs + first.turned, last.outputs + last.turned, strict=True):
         axes = [(low, high) for low, high in zip(before, after, strict=False) if high > 1]
         if (few, many) in axes or (axes and axes[0][0] < axes[0][1] >= many):
             return ()
@@ -282,9 +289,10 @@ def walked(
     recorded = kind.accumulate if records else None
     # torch.compile skips code that it first sees under a dispatch mode: it would run eagerly from then on.
     stance = getattr(torch.compiler, "set_stance", None)  # since PyTorch 2.6: before, nothing compiled is walked
+    stepped = torch_state.with_loss(module, kind.loss)
     # A table that a module makes when it is first needed would be one without data from then on.
     with (
-        kept_attributes(module),
+        kept_attributes(stepped),
         stance("force_eager") if stance else contextlib.nullcontext(),
         fake_logs.silent(),
         submodules.watch_time_axis(module, batch_size) as time_parts,
@@ -295,10 +303,10 @@ def walked(
         _replace_submodules(module, opaque, watch.called)
         fakes: dict[str, Any] = {}
         converted: list[Any] = []  # as long as it is there, it is what the module finds by a reference of its own, too
-        for name, parameter in module.named_parameters():
+        for name, parameter in stepped.named_parameters():
             converted.append(mode.from_tensor(parameter))
             fakes[name] = torch.nn.Parameter(converted[-1], requires_grad=parameter.requires_grad)
-        for name, buffer in module.named_buffers():
+        for name, buffer in stepped.named_buffers():
             fakes[name] = mode.from_tensor(buffer)
 
         def make(tensor: Any, shape: tuple[int, ...]) -> Any:
@@ -306,12 +314,14 @@ def walked(
             watch.mark("inputs", [made])  # at once, as a step may free what a cache holds
             return made
 
-        outputs: list[tuple[int, ...]] = []
+        outputs, turned, optimizers = list[tuple[int, ...]](), list[tuple[int, ...]](), list[Any]()
 
         def call(*positional: Any, **keyword: Any) -> Any:
             watch.batch += 1
             made = module(*positional, **keyword)
-            outputs[:] = [() if tensor.is_nested else tuple(tensor.shape) for tensor in tensors_of(made)]
+            dense = [tensor for tensor in tensors_of(made) if not tensor.is_nested]
+            outputs[:] = [tuple(tensor.shape) for tensor in dense]
+            turned[:] = [tuple(map(tensor.size, order)) for tensor in dense for order in _orders(tensor, inputs)]
             return made
 
         arguments = inputs.batch(batch_size, make)
@@ -319,8 +329,8 @@ def walked(
             watch.see(tensor)
         converted += watch.see_constants(arguments)
         watch.elements = 0
-        parameters = [fakes[name] for name, _ in module.named_parameters()]
-        optimizers: list[Any] = []
+        known = set(map(id, torch_state.trained(module, kind.loss)))
+        parameters = [fakes[name] for name, each in stepped.named_parameters() if id(each) in known]
 
         def make_optimizer(trained: Iterable[Any]) -> Any:
             optimizers.append(kind.make_optimizer(list(trained)))
@@ -336,11 +346,11 @@ def walked(
             if place and not kind.training and not _keeps_tensors(module):
                 break
             watch.begin_step()
-            with _reparametrize_module(module, fakes, tie_weights=True):  # also where backward passes run it again
+            with _reparametrize_module(stepped, fakes, tie_weights=True):  # also where backward passes run it again
                 step()
             watch.mark("gradients", (each.grad for each in parameters if each.grad is not None))
-            watch.mark("optimizer", tensors_of([dict(each.state) for each in optimizers]))
-        made = [name for name, _ in module.named_parameters() if name not in fakes]
+            watch.mark("optimizer", tensors_in(optimizers))
+        made = [name for name, _ in stepped.named_parameters() if name not in fakes]
         if kind.training and made:  # which no optimizer knows of that was made before, as a user's loop has one
             given = f"one that makes {made[0]} in its first forward pass"
             raise InvalidArgument(
@@ -350,8 +360,10 @@ def walked(
     watch.check_opaque()
     parts, activations = watch.at_peak()
     return Walk(
-        watch.peak, watch.operations, tuple(time_parts), frozenset(watch.guessed), written, tuple(outputs),
-        watch.elements, parts, tuple(step_operators.merged(watch.operators)), activations, watch.lives(),
+        watch.peak, watch.operations, tuple(time_parts), frozenset(watch.guessed), written,
+        frozenset(path for path, each in tensors_at(arguments) if watch.has_written(each)),
+        tuple(outputs), tuple(turned), watch.elements, parts, tuple(step_operators.merged(watch.operators)),
+        activations, watch.lives(),
     )  # fmt: skip
 
 
@@ -360,6 +372,15 @@ def _keeps_tensors(module: Any) -> bool:
     from torch._subclasses.fake_tensor import FakeTensor
 
     return any(isinstance(value, FakeTensor) for part in module.modules() for value in vars(part).values())
+
+
+def _orders(tensor: Any, inputs: Inputs) -> Iterator[list[int]]:
+    """Yield the axes of a tensor in the order of memory, and with each axis first along which an input grows."""
+    strides = tensor.stride() if tensor.layout == torch.strided else (0,) * tensor.ndim
+    yield sorted(range(tensor.ndim), key=lambda axis: -strides[axis])
+    for leading in {axis for growth in inputs.growth.values() for axis in growth.lines}:
+        if leading < tensor.ndim:
+            yield sorted(range(tensor.ndim), key=lambda axis: axis != leading)
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from cubatch.frameworks.module_runner import ModuleRunner, channels_last
 from cubatch.frameworks.torch_compile import check_graphs
 from cubatch.frameworks.torch_inputs import DRAWN_SIZES, Inputs
 from cubatch.frameworks.torch_memory import Opaque, Peaks, Walk
-from cubatch.frameworks.torch_state import SavedState, StartState
+from cubatch.frameworks.torch_state import SavedState, StartState, trained, with_loss
 from cubatch.frameworks.torch_step import AUTOCAST, OPTIMIZERS, StepKind
 from cubatch.hardware import memory_limit as hardware_memory, probe
 from cubatch.hardware.facts import Device
@@ -79,7 +79,9 @@ class TorchModule:
         self._dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
         self._bare, self._has_ranks = _unwrapped(module)
         self._opaque = _checked_opaque(opaque or {}, self._bare)
-        inputs = Inputs.of(batches, self._dtype, module=self._bare, constant=constant_inputs, sizes=sizes)
+        inputs = Inputs.of(
+            batches, self._dtype, module=self._bare, loss=self._kind.loss, constant=constant_inputs, sizes=sizes
+        )
         self._place = _place(tensors) or (inputs.device if place is None else torch.device(place))
         if self._place.type == "cuda":
             check_graphs(module)
@@ -87,7 +89,8 @@ class TorchModule:
         self._traced_place = torch.device("cpu") if self._place.type == "meta" else self._place
         self._inputs = inputs.on(self._traced_place)
         self._start: StartState | None = None
-        self._saved = SavedState(module, training=self._kind.training)
+        self._stepped = with_loss(module, self._kind.loss)
+        self._saved = SavedState(self._stepped, training=self._kind.training)
         self._called: Callable[..., Any] = module
         self._records, self._walks = records, dict[tuple[int, bool], Walk]()
         self.on_trace: Callable[[int], object] = lambda _: None
@@ -148,7 +151,7 @@ class TorchModule:
         if self._compiled:  # once for all batch sizes
             self._called = torch.compile(self._module, dynamic=True)
         changes = self._kind.training and not isinstance(self._kind.optimizer, str)
-        self._start = StartState(self._bare, parameters=changes)
+        self._start = StartState(with_loss(self._bare, self._kind.loss), parameters=changes)
         return self
 
     def _set_mode(self) -> None:
@@ -327,7 +330,8 @@ class TorchModule:
     def runner(self, memory_limit: int, seed: int) -> ModuleRunner:
         """Return a runner of the module's steps within `memory_limit` bytes; `seed` is that of the random inputs."""
         return ModuleRunner(
-            self._called, list(self._module.parameters()), list(self._module.buffers()), self._inputs, self._kind,
+            self._called, trained(self._module, self._kind.loss), list(self._stepped.buffers()), self._inputs,
+            self._kind,
             device=self._place, walk=self.peaks, put_aside=self.put_aside, memory_limit=memory_limit, seed=seed,
             channels_last=self._channels_last,
             dtype=self.dtype, bare=self._bare if self._has_ranks else None, start=self._start,

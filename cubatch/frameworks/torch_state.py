@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Self
 
 import numpy as np
@@ -23,6 +24,25 @@ def kept_random_state() -> Iterator[None]:
         if torch.cuda.is_initialized():
             undo.callback(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())
         yield
+
+
+def with_loss(module: Any, loss: Any) -> Any:
+    """
+    Return a module that has the parameters and the state of a module and of the modules that its loss uses.
+
+    These are the loss itself, if it is a module, or else the variables of the function that are modules.
+    """
+    used = {"loss": loss}
+    with suppress(TypeError, ValueError):  # no function of Python's, or one with a variable that has no value yet
+        variables = inspect.getclosurevars(loss)
+        used |= {f"loss_{name}": value for name, value in {**variables.globals, **variables.nonlocals}.items()}
+    others = {name: value for name, value in used.items() if isinstance(value, torch.nn.Module) and value is not module}
+    return torch.nn.ModuleDict({"module": module, **others}) if others else module
+
+
+def trained(module: Any, loss: Any) -> list[Any]:
+    """Return the parameters of a module, and of its loss if that is a module, as a loop gives them to its optimizer."""
+    return list(with_loss(module, loss if isinstance(loss, torch.nn.Module) else None).parameters())
 
 
 class SavedState:

@@ -10,7 +10,8 @@ from typing import Any
 import attrs
 
 from cubatch.errors import InvalidArgument
-from cubatch.frameworks.input_objects import has_holder
+from cubatch.frameworks.input_growth import Path
+from cubatch.frameworks.input_objects import has_holder, renewed
 from cubatch.frameworks.lazy_torch import torch
 from cubatch.frameworks.torch_inputs import Call, with_copied_objects
 from cubatch.user_code import takes
@@ -47,6 +48,8 @@ class StepKind:
     # a step may free the tensors of a cache that it extends, as a loop that generates words does. False: a step gets
     # copies of objects among its inputs, so that the next step finds the same
     consumes_inputs: bool = False
+    # paths in a `Call` of the tensors that a step writes to: each step gets copies of them, as a loop's batches are new
+    written: frozenset[Path] = frozenset()
 
     def step(
         self,
@@ -70,7 +73,7 @@ class StepKind:
             InvalidArgument: If the loss does not take the targets, or the optimizer cannot be made.
         """
         targets = arguments.targets
-        renew = with_copied_objects if has_holder(tuple(arguments)) and not self.consumes_inputs else lambda call: call
+        renew = self._renewal(arguments)
         is_walk = any(map(_has_no_data, tensors_of(arguments)))
         derived = [tensor for tensor in tensors_of(arguments) if tensor.requires_grad]
         unseen = [] if is_walk else [True]
@@ -88,7 +91,7 @@ class StepKind:
 
             def run(mode: Any) -> None:
                 with mode, self._precision(device):
-                    call = renew(arguments)
+                    call = renew()
                     seen(module(*call.positional, **call.keyword))
 
             return _without_gradients(run, is_derived=bool(derived))
@@ -99,9 +102,10 @@ class StepKind:
         def compute_loss() -> Any:
             for tensor in derived:  # a loop's next batch has no gradient either
                 tensor.grad = None
-            call = renew(arguments)
+            call = renew()
             with self._precision(device):
-                return seen(self._loss(module(*call.positional, **call.keyword), targets))
+                output = module(*call.positional, **call.keyword)
+                return _checked_loss(seen(self._loss(output, call.targets if targets else ())))
 
         def train() -> None:
             for place in range(self.accumulate):
@@ -114,6 +118,14 @@ class StepKind:
             _update(optimizer, scaler)
 
         return train
+
+    def _renewal(self, arguments: Call) -> Callable[[], Call]:
+        """Return a function that returns the arguments of a step in new containers, as a step may change these."""
+        if self.written or (has_holder(tuple(arguments)) and not self.consumes_inputs):
+            return lambda: with_copied_objects(arguments, self.written)
+        given = (*arguments.positional, *arguments.keyword.values(), *arguments.targets)
+        is_flat = all(isinstance(value, torch.Tensor) for value in given)
+        return lambda: arguments if is_flat else Call(*renewed(tuple(arguments)))
 
     def _targets_of_loss(self, targets: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the targets if the loss takes them, () if it takes the output alone; else raise InvalidArgument."""
@@ -166,10 +178,9 @@ class StepKind:
             if not (hasattr(made, "zero_grad") and hasattr(made, "step")):
                 allowed = "a function from parameters to an optimizer, such as torch.optim.Adam"
                 raise InvalidArgument("optimizer", f"one that returned {made!r}", allowed)
-        if isinstance(made, torch.optim.LBFGS):
-            remedy = "Time its steps with autotune_callable()."
-            raise InvalidArgument("optimizer", "LBFGS", "one that steps without a closure", remedy)
-        for group in made.param_groups if self.foreach else ():
+        if not takes(made.step, 0):  # such as LBFGS
+            raise _needs_closure(made)
+        for group in getattr(made, "param_groups", ()) if self.foreach else ():
             if group.get("foreach", False) is None and not group.get("fused"):
                 group["foreach"] = True
         return made
@@ -187,30 +198,50 @@ class StepKind:
         return first.float().square().mean()
 
 
+def _checked_loss(loss: Any) -> Any:
+    """Return a loss; raise InvalidArgument unless it is a scalar of PyTorch that depends on the parameters."""
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.requires_grad:
+        return loss
+    kind = f"tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+    allowed = "a function that returns one number as a tensor with a gradient, such as the mean over the samples"
+    raise InvalidArgument("loss", f"one that returns a {kind}", allowed)
+
+
 def _update(optimizer: Any, scaler: Any) -> None:
-    if scaler is None:
-        optimizer.step()
-    else:
-        scaler.step(optimizer)
-        scaler.update()
+    try:
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+    except Exception as error:
+        if "closure" in str(error):  # which others than PyTorch's require without a sign in their arguments, as SAM
+            raise _needs_closure(optimizer) from error
+        raise
+
+
+def _needs_closure(optimizer: Any) -> InvalidArgument:
+    remedy = "Time its steps with autotune_callable()."
+    return InvalidArgument("optimizer", type(optimizer).__name__, "one that steps without a closure", remedy)
 
 
 def _without_gradients(run: Callable[[Any], None], *, is_derived: bool) -> Callable[[], None]:
     """
     Return a function that calls `run` with a context in which no gradients are recorded, where inputs need none.
 
-    It is inference mode, or if the module differentiates by itself, which that mode forbids, no_grad.
+    It is inference mode, or if the module differentiates by itself, which that mode forbids, no_grad. If the module
+    does not enable gradients either, it is the usual mode.
     """
-    differentiates: list[RuntimeError] = []
+    modes: list[Callable[[], Any]] = [lambda: torch.inference_mode(not is_derived), torch.no_grad, torch.enable_grad]
 
     def infer() -> None:
         try:
-            run(torch.no_grad() if differentiates else torch.inference_mode(not is_derived))
+            run(modes[0]())
         except RuntimeError as error:
-            if differentiates or "grad" not in str(error):
+            if len(modes) == 1 or "grad" not in str(error):
                 raise
-            differentiates.append(error)
-            run(torch.no_grad())
+            del modes[0]
+            infer()
 
     return infer
 

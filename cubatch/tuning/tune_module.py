@@ -92,8 +92,9 @@ def autotune_module(
             - One batch, whose axis 0 is the batch; or the shape of one sample, such as (3, 224, 224). Batches are
               random floats in its range; integers and booleans repeat its samples.
 
-            If there is one positional argument more than the module takes, it is a target of the loss: (images,
-            labels). A list is one argument: pass the batch of a data loader as tuple(batch). Inputs require a gradient
+            The last items are the targets of the loss, as many as it requires: (images, labels). Without a loss, an
+            item more than the module takes is one. A list is one argument: pass the batch of a data loader as
+            tuple(batch). A dict is one argument if the module takes one and none of its keys. Inputs require a gradient
             where the example does. A batch of a class of its own goes into a tuple: (batch,). A layer that reads axis 0
             as time is reported.
         example_inputs: The older name of `batches`.
@@ -102,9 +103,10 @@ def autotune_module(
         mode: "inference": a forward pass in inference mode. "training": forward, loss, backward and optimizer step. The
             gradients of the previous step stay allocated until the backward pass, so that memory suffices for loops
             that accumulate them. Parts in evaluation mode stay so if the module as a whole trains.
-        loss: In training, a function from the module's output, or from output and target, to a scalar. A named module
-            requires its name "package.module:function". None: the output's own `loss`, as in Hugging Face
-            models with labels, else the mean square of its first tensor. A note then reports unused targets.
+        loss: In training, a function from the module's output, or from output and targets, to a scalar. A loss that is
+            a module is trained too; modules that a function uses are restored. A named module requires its name
+            "package.module:function". None: the output's own `loss`, as in Hugging Face models with labels, else the
+            mean square of its first tensor. A note then reports unused targets.
         optimizer: In training only: "sgd", "momentum", "adam", "adamw", or a function from parameters to an optimizer
             that steps without a closure, or its name.
         autocast: "float16" or "bfloat16": automatic mixed precision; float16 scales the loss.
