@@ -9,6 +9,7 @@ import pytest
 
 from cubatch.engine import backend, functional
 from cubatch.engine.team import Team
+from cubatch.errors import InvalidArgument
 from tests import reference
 
 
@@ -33,6 +34,14 @@ def test_a_call_with_too_many_blocks_is_prepared_as_it_is():
     assert step.func is functional.dropout
     step()
     np.testing.assert_array_equal(out, x)
+
+
+def test_a_workspace_below_one_row_of_outputs_is_refused():
+    """A row of 2 outputs takes 2 x 9 inputs of 8 bytes at least: an array of 16 bytes is refused, and not replaced."""
+    with pytest.raises(InvalidArgument) as failure:
+        functional.conv2d(np.ones((1, 4, 4, 1)), np.ones((1, 3, 3, 1)), workspace=np.empty(16, np.uint8))
+    assert failure.value.args[:2] == ("workspace", 16)
+    assert int(failure.value.allowed.split()[2]) >= 2 * 9 * 8
 
 
 def test_a_call_whose_result_would_be_lost_cannot_be_recorded():
