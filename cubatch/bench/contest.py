@@ -68,9 +68,7 @@ class Entrant:
 
     @property
     def is_known(self) -> bool:
-        """Whether timing can end: the median's interval is at most 1 % wide, or enough timings were taken."""
-        if len(self.timings) >= MAX_ROUNDS:
-            return True
+        """Whether timing can end: the median's interval is at most 1 % wide, or all of enough timings are throttled."""
         if all(timing.throttled for timing in self.timings):
             return len(self.timings) >= 2 * MIN_ROUNDS
         return self.width <= TARGET_WIDTH
