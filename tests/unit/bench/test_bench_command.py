@@ -200,6 +200,15 @@ def test_without_a_gpu_the_error_says_so_and_what_works(run, options, monkeypatc
     assert "--dry-run --device NAME" in err
 
 
+def test_shares_of_peaks_that_are_not_known_are_refused_before_timing(run, on_a_gpu, tmp_path, monkeypatch):
+    """A GPU that is in no catalogue may be timed, but shares of its peak rates are not drawn."""
+    unknown = attrs.evolve(DEVICE, live=True, peak_flops_per_second={}, peak_bytes_per_second=None)
+    monkeypatch.setattr(probe, "resolve", lambda name, *, live=True: unknown)
+    code, out, err = run(*GEMM_OPTIONS, "--plot", tmp_path / "f.svg")
+    assert (code, out, on_a_gpu.launched) == (2, "", [])
+    assert "--plot must be left out" in err
+
+
 def test_what_the_memory_cannot_hold_is_refused_before_anything_is_reserved():
     """Operands of 112 GiB on a GPU of 16 GiB: an error with both numbers, for planning as for timing."""
     v100 = catalogue.find("v100-sxm2-16gb")

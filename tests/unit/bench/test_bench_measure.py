@@ -94,13 +94,16 @@ def test_the_place_is_told_of_each_variant_before_its_first_launch_and_after(wor
 
 
 def test_buffers_are_taken_in_turn(world):
-    """Sets that together pass twice the L2, each with data of its own."""
+    """Sets that together pass twice the L2, each with data of its own; fewer, as the most allowed, are called warm."""
     device = attrs.evolve(DEVICE, l2_bytes=GEMM.num_bytes * 2)
     result = measure.time_case(GEMM, world.target(device), Contest(world), with_rivals=False)
     assert (result.sets, result.l2) == (4, "cold")
     counts = [world.data.count(which) for which in set(world.data)]
     assert len(counts) == 4
     assert max(counts) - min(counts) <= 1
+    large = attrs.evolve(DEVICE, l2_bytes=1 << 20)  # more than 128 sets of a tiny product
+    result = measure.time_case(cases.gemm(2, 2, 2), world.target(large), Contest(world), with_rivals=False)
+    assert (result.sets, result.l2) == (target.MAX_SETS, "warm")
 
 
 def test_what_a_kernel_writes_over_is_put_back_for_the_next(world, monkeypatch):
