@@ -209,6 +209,15 @@ def test_shares_of_peaks_that_are_not_known_are_refused_before_timing(run, on_a_
     assert "--plot must be left out" in err
 
 
+@pytest.mark.usefixtures("world")
+def test_a_depthwise_convolution_has_nothing_fused(run):
+    """Its kernels end with bias and ReLU: the option is refused by name."""
+    options = ("--h", 6, "--w", 5, "--c", 4, "--k", 4, "--groups", 4, "--dry-run", "--device", "h200-sxm")
+    code, out, err = run("conv", *options, "--fused")
+    assert (code, out) == (2, "")
+    assert "--fused" in err
+
+
 def test_what_the_memory_cannot_hold_is_refused_before_anything_is_reserved():
     """Operands of 112 GiB on a GPU of 16 GiB: an error with both numbers, for planning as for timing."""
     v100 = catalogue.find("v100-sxm2-16gb")

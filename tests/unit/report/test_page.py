@@ -91,3 +91,17 @@ def test_the_page_stands_alone_and_holds_the_reasons_the_curve_and_every_size():
     assert "The curve is flat from batch 64 on." in page.text
     assert "needs 1.20 GiB, 1.00 GiB may be used" in page.text
     assert "color-scheme: light dark" in text
+
+
+def test_the_page_escapes_every_text_that_comes_from_outside():
+    """A model name, a reason, a device, a setting: markup in them stays text."""
+    bad = "<script>alert('x')</script>&\""
+    result = result_of(
+        spec={"name": bad}, mode=bad, library=bad, reasons=[bad], decided_by="plateau", created=bad,
+        device={"name": bad, "kind": bad}, environment={bad: bad},
+        measurements=[measurement(1, 1.0, reasons=[bad]), measurement(8, status="error", stop_reason=bad)],
+        batch_size=1, fastest_batch_size=1,
+    )  # fmt: skip
+    page = Page(html(result))
+    assert "script" not in {tag for tag, _ in page.tags}
+    assert page.text.count(bad) >= 8
