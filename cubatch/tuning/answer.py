@@ -8,7 +8,7 @@ steps are stored next to them.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -126,7 +126,7 @@ def answer(
         favored = None if is_listed else {c.batch_size for c in ladder if is_favored(c)}
         best = posterior.recommend(able, favored)
         equal = (*best.within, *best.equal)
-        often = [n for n in equal if len(result.sizes[n].timings_seconds) >= LEAST_TIMINGS]
+        often = _timed_often(result, equal)
         chosen = current if current in equal else best.batch_size
         if often and chosen not in (*often, current):  # no other size that was timed once is recommended
             chosen = posterior.recommend(often, favored).batch_size
@@ -167,12 +167,17 @@ def answer(
     return attrs.evolve(result, batch_size=result.batch_size if is_recommended else None, reasons=reasons)
 
 
+def _timed_often(result: TuningResult, sizes: Collection[int]) -> list[int]:
+    return [n for n in sizes if len(result.sizes[n].timings_seconds) >= LEAST_TIMINGS]
+
+
 def _in_loop(result: TuningResult) -> TuningResult:
     """
     Return the result with a recommendation for the loop of data loader and step; unchanged without a loader.
 
     By throughput, the recommendation is the user's current size, else the smallest measured one, whose loop is within
-    the tolerance of the best. `decided_by` is "loader" where faster steps, as of larger batches, make no faster loop.
+    the tolerance of the best. Sizes that were timed once count only if no others are within it. `decided_by` is
+    "loader" where faster steps, as of larger batches, make no faster loop.
     """
     chosen, rates = result.batch_size, result.loop_rates
     if result.loader is None or chosen is None or result.objective != "throughput" or chosen not in rates:
@@ -180,7 +185,7 @@ def _in_loop(result: TuningResult) -> TuningResult:
     share = 1 - (result.tolerance or 0.0)
     within = [n for n, rate in rates.items() if rate >= share * max(rates.values())]
     current = result.current_batch_size
-    size = current if current is not None and current in within else min(within)
+    size = current if current is not None and current in within else min(_timed_often(result, within) or within)
     steps = {n: result.sizes[n].samples_per_second or 0.0 for n in within}
     is_limit = result.loader.is_bottleneck(steps[size], size, 1 - share)
     is_limit |= any(n > size and share * step > steps[size] for n, step in steps.items())

@@ -19,13 +19,14 @@ RATES = ("samples_per_second", "step_samples_per_second", "loader_samples_per_se
 STEPS = {2: 300.0, 8: 1000.0, 64: 5000.0, 256: 9000.0}  # samples/s of the step alone
 
 
-def result(loader=None, *, steps=STEPS, dropped=(), current=None, objective="throughput", scatter=0.0):
-    """Answer from five timings in two trials of each size; `scatter` is the share by which they differ at most."""
+def result(loader=None, *, steps=STEPS, dropped=(), current=None, objective="throughput", scatter=0.0, once=()):
+    """Answer from five timings in two trials, one of sizes in `once`; `scatter`: by which share they differ at most."""
     timings = [
         Timing(batch_size=n, round=10 * trial + place, seconds=n / step * (1 + scatter * (place + trial) / 5))
         for n, step in steps.items()
         for trial in range(2)
         for place in range(5)
+        if n not in once or place == trial == 0
     ]
     outcomes = [Outcome(n, "dropped" if n in dropped else "ok") for n in steps]
     untimed = [] if current is None or current in steps else [current]
@@ -64,6 +65,11 @@ def test_the_smallest_size_that_loses_nothing_in_the_loop_is_recommended(loader,
     assert found.sizes[size].status == "ok"
     assert (found.decided_by == "loader") == (size != 256)
     assert TuningResult.from_json(found.to_json()) == found
+
+
+def test_a_size_timed_once_is_not_recommended_for_the_loop():
+    """A loader of 250 samples/s is slower than every step: 8 does as well as 2, which was timed once."""
+    assert result(rate(250.0), once=(2,)).batch_size == 8
 
 
 @pytest.mark.parametrize(("top", "decided"), [(8950.0, "loader"), (9500.0, "plateau")])
