@@ -1,11 +1,11 @@
-"""The finder that guesses a batch size from three numbers."""
+"""The finders that others use: their trials, and a guess from three numbers."""
 
 from __future__ import annotations
 
 import pytest
 
 from benchmarks.search import finders
-from benchmarks.search.finders import GIB, Task
+from benchmarks.search.finders import GIB, RIVALS, Task
 from tests.fakes import FakeDevice, affine
 
 
@@ -13,6 +13,17 @@ def task(**facts: int) -> Task:
     """Describe a device of 8 GiB on which a sample takes 1 MiB."""
     known = {"total_bytes": 8 * GIB, "fixed_bytes": 0, "bytes_per_sample": 2**20} | facts
     return Task(max_batch_size=8192, **known)
+
+
+@pytest.mark.parametrize(
+    ("name", "trials", "answer"),
+    [("lightning power", 10, 512), ("lightning binsearch", 19, 665), ("accelerate 2048", 12, 639), ("ludwig", 11, 512)],
+)
+def test_a_rival_repeats_the_trials_of_the_original(name: str, trials: int, answer: int) -> None:
+    """The originals, run where exactly the sizes up to 700 fit, made as many trials and gave these answers."""
+    runner = FakeDevice(affine(1e-3, 1e-5), bytes_needed=lambda n: n, memory_bytes=700)()
+    assert RIVALS[name](runner, task()) == answer
+    assert len(runner.prepared) == trials
 
 
 @pytest.mark.case("heuristic-finder")

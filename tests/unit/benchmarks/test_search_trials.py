@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import bench_search
 from benchmarks.pages import search
+from benchmarks.search.fake_devices import make, numbers
 from benchmarks.search.trials import FINDERS, OURS
 
 
@@ -27,3 +28,11 @@ def test_the_command_writes_every_trial_and_the_summary(tmp_path: Path) -> None:
     assert {trial["finder"] for trial in found} == {OURS, *FINDERS}
     assert figure.read_bytes().startswith(b"\x89PNG")
     assert search.search(content).count("\n| ") == 2 + 2 + len(FINDERS)  # two lines of head, two budgets
+
+
+def test_regret_is_the_share_that_is_lost_beyond_the_tolerance() -> None:
+    """A size at x of the best throughput loses 1 - x / 0.99, one within the tolerance nothing, no answer all of it."""
+    case = make(0, numbers(1, ["plateau"])[0])
+    share = case.best_cost / case.cost(1)
+    assert case.regret(1) == pytest.approx(1.0 - share / 0.99)
+    assert (case.regret(case.best_batch_size), case.regret(case.knee), case.regret(None)) == (0.0, 0.0, 1.0)
