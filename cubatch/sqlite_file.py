@@ -144,7 +144,7 @@ def reason(error: Exception) -> str:
         sqlite3.SQLITE_IOERR: "reading or writing it failed",
         sqlite3.SQLITE_BUSY: f"it was locked for {BUSY_SECONDS:g} s",
         sqlite3.SQLITE_CORRUPT: "the file is damaged; delete it",
-        sqlite3.SQLITE_NOTADB: "the file is damaged, or no database; name a new file",
+        sqlite3.SQLITE_NOTADB: "the file is damaged, or no database; if it was a store, delete it",
         sqlite3.SQLITE_SCHEMA: "the file is from an older cubatch; delete it",
     }
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary result code
