@@ -389,6 +389,9 @@ def _call(given: Any, module: Any, loss: Any, *, is_batch: bool) -> Call:
     positional = tuple(given)
     if len(positional) == 2 and isinstance(positional[0], tuple | list) and _is_keywords(positional[1], module):  # noqa: PLR2004
         return Call(tuple(positional[0]), dict(positional[1]))
+    is_loop = loss is not None and len(positional) > 1 and _requires(loss, len(positional))
+    if is_loop and _is_keywords(positional[0], module):
+        return Call((), dict(positional[0]), positional[1:])
     counts = [count for count in range(len(positional), 0, -1) if module is None or takes(module, count)]
     usual = [count for count in counts if count >= len(positional) - 1]
     fitting = [count for count in counts if loss is not None and _requires(loss, 1 + len(positional) - count)]

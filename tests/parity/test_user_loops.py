@@ -88,6 +88,35 @@ def test_the_loss_shows_which_items_are_its_targets(module, batches, loss, targe
     stepped(module, batches, loss=loss)
 
 
+class Pair(nn.Linear):
+    """Takes two mappings, by position or by name."""
+
+    def forward(self, left, right):
+        return super().forward(left["x"] + right["x"])
+
+
+def of_names(n):
+    x, y = pairs(n)
+    return {"left": {"x": x}, "right": {"x": x}}, y
+
+
+@pytest.mark.parametrize(
+    ("module", "batches", "loss"),
+    [
+        (Pair(8, 3), of_names, nn.CrossEntropyLoss()),
+        (Pair(8, 3), of_names(4), F.cross_entropy),
+        (Pair(8, 3), lambda n: (*of_names(n), torch.ones(n)), lambda o, y, w: (w * o[:, 0]).mean() + y.sum()),
+        (Masked(8, 3), lambda n: ({"x": pairs(n)[0]}, pairs(n)[1]), F.cross_entropy),
+    ],
+)
+def test_a_mapping_of_arguments_before_targets_is_passed_by_name(module, batches, loss):
+    """As `loss(model(**batch), *targets)` of a loop."""
+    example, *targets = batches(4) if callable(batches) else batches
+    call = Inputs.of(batches, torch.float32, module=module, loss=loss).call
+    assert (call.positional, call.keyword.keys(), len(call.targets)) == ((), example.keys(), len(targets))
+    stepped(module, batches, loss=loss)
+
+
 class OfMapping(nn.Linear):
     """Takes the whole batch, removes its labels and adds its output."""
 
