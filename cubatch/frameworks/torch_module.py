@@ -387,9 +387,9 @@ def check_kind(mode: str, loss: object, optimizer: object, autocast: str | None)
         raise InvalidArgument("loss", loss, "left out in inference, which has none", "Or pass mode='training'.")
     is_own = callable(optimizer) and takes(optimizer, 1, follow_wrapped=False)  # a decorator may add arguments
     if not (is_own or _is_name(optimizer) or (isinstance(optimizer, str) and optimizer in OPTIMIZERS)):
-        raise InvalidArgument(
-            "optimizer", optimizer, f"one of {', '.join(OPTIMIZERS)}, or a function of parameters or its name"
-        )
+        allowed = f"one of {', '.join(OPTIMIZERS)}, or a function of parameters or its name"
+        remedy = "Pass its class, or a function that makes one." if hasattr(optimizer, "step") else ""
+        raise InvalidArgument("optimizer", optimizer, allowed, remedy)
     check_optimizer(mode, optimizer)
     if autocast is not None and autocast not in AUTOCAST:
         raise InvalidArgument("autocast", autocast, f"one of {', '.join(AUTOCAST)}, or None")

@@ -297,6 +297,10 @@ def test_what_is_compiled_is_what_is_run(monkeypatch):
         ({"module": nn.Sequential(nn.LazyLinear(3))}, "0.weight has no shape yet"),
         ({"example_inputs": (3,)}, "one whose inference step runs on batches of its inputs.*On two samples it raised"),
         ({"optimizer": "lion"}, "optimizer"),
+        (
+            {"optimizer": torch.optim.Adam(nn.Linear(1, 1).parameters()), "mode": "training"},
+            "Pass its class, or a function",
+        ),
         ({"autocast": "float8"}, "autocast"),
         ({"example_inputs": {"name": "x"}}, "batches"),
         ({"example_inputs": ()}, "batches"),
