@@ -71,14 +71,17 @@ def _as_options(text: str, options: Mapping[str, str]) -> str:
         >>> _as_options('library="a" or "b", to f(library="c") without batch_size; Pass opaque=True',
         ...             {"library": "--library", "batch_size": "--batch-size", "opaque": "--opaque"})
         '--library a or b, to f(library="c") without --batch-size; Pass --opaque'
+        >>> _as_options("Or pass mode='training'.", {"mode": "--mode"})
+        'Or pass --mode training.'
     """
 
     def replaced(match: re.Match[str]) -> str:
-        name, rest = match["set"] or match["flag"] or match["bare"], (match["values"] or "").replace('"', "")
+        name, rest = match["set"] or match["flag"] or match["bare"], re.sub("[\"']", "", match["values"] or "")
         return f"{options[name]}{rest and f' {rest}'}" if name else match[0]
 
     names, bare = "|".join(options), "|".join(name for name in options if "_" in name) or "(?!)"
-    values = r'"\w+"(?:(?:,| or|, or) "\w+")*'
+    quoted = r"""(?:"\w+"|'\w+')"""
+    values = rf"{quoted}(?:(?:,| or|, or) {quoted})*"
     ways = (
         r"[\w.]+\([^()]*\)", rf"\b(?P<set>{names})=(?P<values>{values})", rf"\b(?P<flag>{names})=True\b",
         rf"(?<=\s)(?P<bare>{bare})\b(?![=(])",
