@@ -176,6 +176,8 @@ def _over_extents(
     """Return the function that tunes a file at each of several extents of an axis, with the arguments of `tune_one`."""
     from cubatch.tuning import tune_each
 
+    if len(extents) > 1:
+        raise typer.BadParameter(f"only one --dim may have several extents, not {' and '.join(sorted(extents))}")
     dims = {name: extent for name, extent in tune_one.keywords["dims"].items() if name not in extents}
     return functools.partial(tune_each.autotune_extents, model, extents, **{**tune_one.keywords, "dims": dims})
 

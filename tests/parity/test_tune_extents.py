@@ -69,6 +69,7 @@ def test_an_onnx_file_is_tuned_by_its_named_axis(tmp_path, monkeypatch, capfd):
         code, _, err = command("--dim", "sequence=8,32", *wrong)
         assert code == 2
         assert wrong[0] in err
+        assert '{"' not in err  # as in Python
     code, _, err = command("--dim", "sequence=8,")
     assert code == 2
     assert "sequence=8," in err
