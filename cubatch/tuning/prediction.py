@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from cubatch.checks import check_optimizer
 from cubatch.choices import Dtype, Mode, Modelled, Objective, Optimizer
 from cubatch.errors import InvalidArgument
 from cubatch.estimate.predictions import Z90
@@ -118,6 +119,7 @@ def predict(
     if objective == "energy":
         allowed = '"throughput" or "latency"'
         raise InvalidArgument("objective", objective, allowed, "Energy must be measured: autotune does.")
+    check_optimizer(mode, optimizer)
     request = Request.of(
         objective=objective, tolerance=tolerance, latency_limit=latency_limit, batch_sizes=batch_sizes,
         max_batch_size=max_batch_size, memory_limit=memory_limit,

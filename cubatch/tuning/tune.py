@@ -119,6 +119,7 @@ def autotune(
         multiple_of=multiple_of, divides=divides,
         memory_limit=memory_limit, store=store, progress=progress,
     )  # fmt: skip
+    checks.check_optimizer(mode, optimizer)
     subject: Subject
     if library == "onnxruntime":
         from cubatch.tuning.subjects.onnx_subject import OnnxSubject

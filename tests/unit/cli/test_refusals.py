@@ -28,6 +28,7 @@ REFUSED = [
     ("tune mlp --seed -1", 2, "'--seed': at least 0 is needed"),
     ("tune mlp --fresh --no-store", 2, "--fresh"),
     ("memory mlp --device t4 --batch-size 4 --mode inference --optimizer adam", 2, "Or pass --mode training."),
+    (f"{PREDICT} --optimizer adam", 2, "Or pass --mode training."),
     ("tune mlp --quick --budget 20", 2, "--quick and --budget exclude each other"),
     ("tune mlp --input-shape 28,28", 2, "--input-shape"),
     ("tune net.toml --classes 3", 2, "--classes"),

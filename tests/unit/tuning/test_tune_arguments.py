@@ -37,7 +37,7 @@ NAN = math.nan
         *[({"store": value}, errors.InvalidArgument, "store") for value in (None, 3, [], "/no/folder/s.db")],
         *[({"objective": value}, errors.InvalidArgument, "objective") for value in ("speed", None)],
         *[({"mode": value}, errors.InvalidArgument, "mode") for value in ("train", None)],
-        *[({"optimizer": value}, errors.InvalidArgument, "optimizer") for value in ("adamw", None)],
+        *[({"optimizer": value}, errors.InvalidArgument, "optimizer") for value in ("adam", "adamw", None)],
         *[({"dtype": value}, errors.InvalidArgument, "dtype") for value in ("float16", "tf32", "float33", None)],
         *[({"library": value}, errors.InvalidArgument, "library") for value in ("cubatch", "cudnn", None)],
         *[({"device": value}, errors.InvalidArgument, "device") for value in ("tpu", "titan x", 3)],

@@ -109,7 +109,8 @@ def test_another_question_is_another_run(tmp_path, virtual, counted):
     assert len(counted) == before
     for other in (
         {"mode": "training"}, {"batch_sizes": [4]}, {"seed": 1}, {"tolerance": 0.02}, {"objective": "latency"},
-        {"memory_limit": "64MiB"}, {"recompute": True}, {"optimizer": "adam"}, {"latency_limit": 1.0},
+        {"memory_limit": "64MiB"}, {"recompute": True}, {"mode": "training", "optimizer": "adam"},
+        {"latency_limit": 1.0},
     ):  # fmt: skip
         before = len(counted)
         quick(**other)
