@@ -23,7 +23,7 @@ HEAVY = ("cupy", "matplotlib", "typer", "rich", "pynvml", "torch", "onnx", "onnx
 # The only modules that may import a GPU library, one for each.
 GPU_MODULES = {
     "hardware/gpu_library.py": {"cupy"}, "hardware/nvml.py": {"pynvml"}, "engine/exchange.py": {"cupy"},
-    "bench/rivals.py": {"torch"},
+    "bench/rivals.py": {"torch"}, "frameworks/data_dependent.py": {"torch"},
     "measure/clocks.py": {"torch"}, "network/importers/torch_export.py": {"torch"},
     "frameworks/lazy_torch.py": {"torch"}, "frameworks/loader_rate.py": {"torch"}, "frameworks/ranks.py": {"torch"},
     "frameworks/recurrent_workspace.py": {"torch"}, "frameworks/step_operators.py": {"torch"},
