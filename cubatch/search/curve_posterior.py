@@ -29,15 +29,15 @@ KNEES = 2.0 ** np.arange(-3, 15)
 SMOOTH = ((0.02, 0.4), (0.1, 0.4), (0.35, 0.2))
 """Standard deviations of the smooth misfit, as a share of the cost, and their prior probabilities."""
 ALL = math.inf
-JUMPS = tuple((2.0, 8.0, below, 0.005 / 7) for below in (2, 4, 8, 16, 32, 64, ALL))
-"""Standard deviation, length scale in octaves, size below which they occur, and prior probability of jumps that last.
-On a busy CPU, steps of few samples can take a hundred times as long.  40 fake hosts (`bench_hosts --jumps --family 53`)
-lost 1.3 % in 14 s with these, and 1.8 % in 26 s with jumps at all sizes alone.  They chose no value."""
-STEPS = ((0.003, 0.25, ALL, 0.4), (0.02, 0.25, ALL, 0.35), (0.08, 0.25, ALL, 0.245), *JUMPS)
-"""The same for steps in the curve: on a GPU one more wave, or another algorithm, costs up to tens of percent."""
+STEPS = ((0.003, 0.25, ALL, 0.4), (0.02, 0.25, ALL, 0.35), (0.08, 0.25, ALL, 0.245), (2.0, 8.0, ALL, 0.005))
+"""Standard deviations of steps in the curve, length scales in octaves, sizes below which they occur, and probabilities.
+On a GPU one more wave, or another algorithm, costs up to tens of percent.  The last are jumps that last."""
 HOST_SMOOTH = ((0.005, 0.95), (0.1, 0.05))
-HOST_STEPS = ((0.002, 0.25, ALL, 0.95), (0.03, 0.25, ALL, 0.03), (0.1, 0.25, ALL, 0.015), *JUMPS)
-"""Both for a CPU, which has no wave quantization: mostly a two-term line, and only clear departures count."""
+HOST_JUMPS = tuple((2.0, 8.0, below, 0.005 / 7) for below in (2, 4, 8, 16, 32, 64, ALL))
+HOST_STEPS = ((0.002, 0.25, ALL, 0.95), (0.03, 0.25, ALL, 0.03), (0.1, 0.25, ALL, 0.015), *HOST_JUMPS)
+"""Both for a CPU, which has no wave quantization: mostly a two-term line, and only clear departures count.
+On a busy CPU, steps of few samples can take a hundred times as long.  40 fake hosts (`bench_hosts --jumps --family 53`)
+lost 0.9 % in 18 s with these jumps, and 1.8 % in 26 s with jumps at all sizes alone.  They chose no value."""
 SMOOTH_OCTAVES = 2.0  # length scale
 SCALE = 10.0  # log cost of the whole curve is unknown within e to this power
 LEAST_VARIANCE = 1e-10  # of a log cost, so that a covariance has a Cholesky factor, and of a difference of two
