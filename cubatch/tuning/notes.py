@@ -202,7 +202,7 @@ def measure_again(*, is_default_store: bool) -> str:
     """Return a phrase on how to measure again instead of using timings cached in the default store or in another."""
     if is_default_store:
         return "--fresh (store='refresh') measures again"
-    return "with another store the same call measures again"
+    return "with another store, or after `cubatch store clear`, the same call measures again"
 
 
 def of_remark(remark: Remark) -> Note:
