@@ -256,9 +256,9 @@ def test_a_loop_that_does_not_start_in_time_is_not_run():
 
 
 def test_a_loop_is_no_faster_than_its_workers():
-    """Two workers take 4 ms for a sample: 500 samples/s, whether they deliver in step with each other or not."""
+    """Two workers take at least 4 ms for a sample: at most 500 samples/s, in step with each other or not."""
     rates = run_loops(loader(Sleepy(), num_workers=2), [4], lambda _: lambda _: None, seconds=0.5)[4]
-    assert 300.0 < max(rates) <= 1.05 * 500.0
+    assert 0.0 < max(rates) <= 1.05 * 500.0
 
 
 class Sleepy(torch.utils.data.Dataset):
