@@ -57,7 +57,8 @@ TORCHVISION: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 def memory_of(step: Step, library: str, session: Session) -> dict[str, Any]:
     """Return the planned bytes, the bytes that the engine took, and those that the driver reports."""
     name, batch_size = _sized(step.network, step.batch_size, session)
-    options: dict[str, Any] = {"mode": step.mode, "dtype": step.dtype, "optimizer": "momentum", "library": library}
+    optimizer = "momentum" if step.mode == "training" else "sgd"
+    options: dict[str, Any] = {"mode": step.mode, "dtype": step.dtype, "optimizer": optimizer, "library": library}
     planned = step_memory.footprint(models.build(name), batch_size=batch_size, device=session.device, **options)
     monitor = Monitor(session.device.uuid) if session.device.uuid else None
     before = monitor.snapshot().used_bytes if monitor else None

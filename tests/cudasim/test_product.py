@@ -51,7 +51,8 @@ HELD = """
     device, network = probe.resolve("cuda"), models.build("mnist-cnn")
     for library in ("cubatch", "im2col"):
         for mode in ("training", "inference"):
-            options = dict(mode=mode, dtype="float32", optimizer="momentum", library=library)
+            optimizer = "momentum" if mode == "training" else "sgd"
+            options = dict(mode=mode, dtype="float32", optimizer=optimizer, library=library)
             runner = network_runner(spec=network.to_mapping(), device="cuda:0", recompute=False, seed=0, **options)
             runner.prepare(8)
             runner.clock.time(runner.step, 1)
