@@ -162,7 +162,7 @@ def _tune_training(trainer: Any, target: int | None, options: dict[str, Any]) ->
     if not type(trainer).training_step.__module__.startswith("transformers."):
         warnings.warn(
             f"The training_step of {type(trainer).__name__} was not timed: a step here is compute_loss(), a backward "
-            "pass and the optimizer's step. What else it does takes longer, and may favor another batch size.",
+            "pass and the optimizer's step. Its other work takes time too, and may favor another batch size.",
             stacklevel=3,
         )  # fmt: skip
 

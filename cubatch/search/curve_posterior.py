@@ -28,10 +28,10 @@ KNEES = 2.0 ** np.arange(-3, 15)
 """Batch sizes at which work takes as long as overhead: the shapes, all with the same prior probability."""
 SMOOTH = ((0.02, 0.4), (0.1, 0.4), (0.35, 0.2))
 """Standard deviations of the smooth misfit, as a share of the cost, and their prior probabilities."""
-ALL = math.inf
+ALL = math.inf  # steps occur at all sizes
 STEPS = ((0.003, 0.25, ALL, 0.4), (0.02, 0.25, ALL, 0.35), (0.08, 0.25, ALL, 0.245), (2.0, 8.0, ALL, 0.005))
 """Standard deviations of steps in the curve, length scales in octaves, sizes below which they occur, and probabilities.
-On a GPU one more wave, or another algorithm, costs up to tens of percent.  The last are jumps that last."""
+On a GPU one more wave, or another algorithm, costs up to tens of percent.  The last entry allows any jump."""
 HOST_SMOOTH = ((0.005, 0.95), (0.1, 0.05))
 HOST_JUMPS = tuple((2.0, 8.0, below, 0.005 / 7) for below in (2, 4, 8, 16, 32, 64, ALL))
 HOST_STEPS = ((0.002, 0.25, ALL, 0.95), (0.03, 0.25, ALL, 0.03), (0.1, 0.25, ALL, 0.015), *HOST_JUMPS)

@@ -117,7 +117,7 @@ def test_the_general_rule_is_its_closed_form(n, b, num_sms, h, c, k, stride, sli
     pass_=st.sampled_from([Pass.FPROP, Pass.DGRAD]), stride=st.integers(1, 2), tile=TILES,
 )  # fmt: skip
 def test_at_a_crest_no_sm_has_more_and_at_one_more_sample_one_has(n, num_sms, h, c, k, pass_, stride, tile):
-    """Whatever the pass, phases of a strided gradient included."""
+    """It holds forward and for gradients, phases of a strided gradient included."""
     layer = Conv2d(h=h, w=h, c=c, k=k, r=3, s=3, pad=1, stride=stride)
     blocks = partial(num_blocks, layer, pass_, tile=tile)
     top = crest(n, blocks=blocks, num_sms=num_sms)
