@@ -179,7 +179,7 @@ class RankGroup:
                 try:
                     process = subprocess.Popen(  # noqa: S603 - this cubatch
                         command, stdin=subprocess.DEVNULL, stdout=self._writable(), stderr=self._writable(),
-                        env=own_environment(), start_new_session=True,
+                        env=own_environment(), process_group=0,
                     )  # fmt: skip
                 except OSError as error:
                     raise WorkerFailed(f"{command[0]} cannot be started: {error.strerror}", _REMEDY) from error

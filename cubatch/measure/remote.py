@@ -242,7 +242,7 @@ class RemoteRunner:
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
                 env=own_environment() | ({"OMP_NUM_THREADS": str(len(self._cpus))} if self._cpus else {}),
-                start_new_session=True,
+                process_group=0,  # a new session would be another scheduling group (sched(7), autogroup)
             )
         except OSError as error:
             self._end()

@@ -150,6 +150,7 @@ def report(path: str) -> FakeRunner:
     facts = {
         "pid": os.getpid(),
         "parent": os.getppid(),
+        "group": os.getpgid(0),
         "session": os.getsid(0),
         "oom_score_adj": int(Path("/proc/self/oom_score_adj").read_text()),
         "path": sys.path,
