@@ -7,7 +7,8 @@ Repeatability: whether one command recommends the same, fast batch size each tim
 The tuner runs several times per workload, each time in a fresh process, without a store, interleaved with its rivals.
 The JSON is written after every run.  The same command continues an interrupted benchmark: same file, same source.
 Then a judge measures the recommended sizes, powers of two and 1.5 times these, in shuffled rounds.  Within a round all
-sizes are compared with each other, so that a slow minute of the host cancels.
+sizes are compared with each other, so that a slow minute of the host cancels.  It runs in several processes.
+In some the heap returns freed memory to the system at each step, which then takes up to 1.7 times as long.
 
     rate(n) = n / median over rounds of the seconds of a step, less what its round was slower
     loss(n) = 1 - rate(n) / best rate
@@ -34,7 +35,7 @@ from typing import Any
 from benchmarks.pages.repeatability import lines
 from benchmarks.provenance import ROOT, begun, write
 from benchmarks.repeatability.finder_runs import FINDERS, LIGHTNING, OURS, POWERS
-from benchmarks.repeatability.paired_judge import judge, judged_sizes, sizes_to_judge
+from benchmarks.repeatability.paired_judge import JUDGES, joined, judge, judged_sizes, sizes_to_judge
 from benchmarks.repeatability.repeat_summary import BUSY_GOALS, QUIET_GOALS, summarize
 from benchmarks.repeatability.workloads import WORKLOADS
 
@@ -97,7 +98,11 @@ def measure(case: dict[str, Any], options: argparse.Namespace, save: Callable[[]
 
     def ask_judge() -> None:
         if case["judge"] is None:
-            case["judge"] = in_fresh_process("judge", name, *sizes_to_judge(runs), options.judge_seconds)
+            sizes, slow = sizes_to_judge(runs)
+            each = options.judge_seconds / JUDGES
+            case["judge"] = joined(
+                [in_fresh_process("judge", name, sizes, [] if i else slow, each) for i in range(JUDGES)]
+            )
 
     with busy_processes(options.busy if missing or not (case["judge"] or options.judge_quiet) else 0):
         for finder, number in missing:

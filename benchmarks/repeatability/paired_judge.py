@@ -20,7 +20,7 @@ from benchmarks.repeatability.finder_runs import LARGEST_OF_RIVALS, LIGHTNING, O
 from benchmarks.repeatability.workloads import Workload
 
 CANDIDATE_SECONDS = 0.05  # shortest block
-MIN_ROUNDS, MAX_SIZES = 5, 12
+JUDGES, MIN_ROUNDS, MAX_SIZES = 4, 2, 12  # processes, rounds of each, sizes
 LONGEST_STEP = 2.5  # seconds: no size with a longer step is added
 RESAMPLES = 1000  # of the bootstrap
 
@@ -73,6 +73,16 @@ def judge(workload: Workload, sizes: Sequence[int], slow: Sequence[int], seconds
         "rounds": rounds, "seconds": workloads.now() - began,
         "samples": {str(size): taken for size, taken in samples.items() if taken},
     }  # fmt: skip
+
+
+def joined(verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the rounds of several judges as those of one."""
+    samples: dict[str, list[float]] = {}
+    for verdict in verdicts:
+        for size, taken in verdict["samples"].items():
+            samples[size] = samples.get(size, []) + taken
+    sums = {name: sum(verdict[name] for verdict in verdicts) for name in ("rounds", "seconds")}
+    return {"processes": len(verdicts), **sums, "samples": samples}
 
 
 def judged_sizes(verdict: Mapping[str, Any]) -> list[dict[str, Any]]:

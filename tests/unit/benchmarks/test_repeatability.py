@@ -65,7 +65,7 @@ def test_json_has_runs_samples_and_summary(host, tmp_path):
     ]  # fmt: skip
     assert [run["batch_size"] for run in case["runs"]] == [32, 64, 64, 64, 48]
     assert [row["batch_size"] for row in case["sizes"]] == [16, 24, 32, 48, 64]
-    assert case["judge"]["rounds"] >= paired_judge.MIN_ROUNDS
+    assert case["judge"]["rounds"] >= paired_judge.JUDGES * paired_judge.MIN_ROUNDS
     assert all(len(taken) == case["judge"]["rounds"] for taken in case["judge"]["samples"].values())
     ours = case["summary"][0]
     assert ours["batch_sizes"] == [32, 48]
