@@ -216,11 +216,7 @@ def check_number(field: str, value: float, *, least: float = 0.0, above: float |
     """
     Return the value if it is a finite number in range; raise InvalidArgument otherwise.
 
-    Args:
-        field: Name of the argument, for the error.
-        least: The smallest number allowed, unless `above` is given.
-        above: A bound that the number must exceed; None: `least` is the bound.
-        unit: The unit for the error, such as "seconds".
+    It must be at least `least`, or above `above` unless that is None. `unit` is for the error.
     """
     try:
         figure = number(value)

@@ -65,12 +65,7 @@ def check_room(work: Workload, plan: Plan, held_bytes: int, xp: Any) -> None:
 
     The system hands out addresses of main memory that it does not have, and ends processes that write to them. Drivers
     that let device memory spill into the host's (WDDM, WSL 2) do the same: steps then take many times as long without
-    an error. If the free memory is unknown, nothing is raised.
-
-    Args:
-        work, plan: The workload and its plan.
-        held_bytes: Bytes of the plan that are allocated already.
-        xp: NumPy or CuPy.
+    an error. `held_bytes` of the plan are allocated already. If the free memory is unknown, nothing is raised.
     """
     free_bytes = None
     if hasattr(xp, "cuda"):

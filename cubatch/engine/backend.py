@@ -145,16 +145,10 @@ def view(base: Any, shape: tuple[int, ...], dtype: Any, *, offset: int = 0, stri
 
 def take_workspace(workspace: Any, like: Any, need: Need, samples: int) -> Any:
     """
-    Return the given workspace, or a new one if it is None.
+    Return the given workspace, or a new one for at most `samples` at a time if it is None.
 
-    Args:
-        workspace: 1-D uint8 array, or None.
-        like: An array of the module that allocates: NumPy or CuPy.
-        need: Scratch memory that the operation needs, by the size of its blocks of work.
-        samples: Samples that the operation receives; a new workspace has memory for at most as many at a time.
-
-    Raises:
-        InvalidArgument: If the given workspace has fewer bytes than `need.least`, the smallest block of work.
+    `like` is an array of the module that allocates. InvalidArgument is raised for a workspace of fewer bytes than
+    `need.least`.
     """
     if workspace is None:
         usual = CPU_TILE_BYTES if isinstance(like, np.ndarray) else GPU_TILE_BYTES

@@ -39,15 +39,10 @@ def check(plan: Plan, x: Any, labels: Any) -> None:
 
 def fill(plan: Plan, place: Place, x: Any, labels: Any, *, kind: np.dtype[Any], xp: Any) -> None:
     """
-    Copy one shard of a batch and of its labels into the buffers of a step.
+    Copy the shard of a `place` from a whole batch and its labels into the buffers of a step.
 
-    Args:
-        plan: The plan of the batch.
-        place: The shard and its buffers.
-        x: Inputs of the whole batch (n, h, w, c).
-        labels: Labels of the whole batch; None leaves their buffer as it is.
-        kind: NumPy type in which activations are stored.
-        xp: The array module of the buffers: NumPy or CuPy.
+    Labels None leave their buffer as it is. `kind` is the type in which activations are stored, `xp` the module of the
+    buffers.
     """
     shard = slice(place.begin, place.begin + place.arena.samples)
     for number in plan.schedule.given:

@@ -137,14 +137,8 @@ def fold_batch_norms(
     """
     Compute the factor and term with which the product before each batch norm computes the norm's result.
 
-    gamma * (sum + bias - mean) / sqrt(variance + eps) + beta = scale * sum + shift, for each norm.
-
-    Args:
-        gammas, betas: Scale and shift of each norm, (c,).
-        biases: Bias of the product before each norm, (c,), or None.
-        means, variances: Running statistics of each norm, (c,).
-        epsilons: Number that each norm adds to its variance.
-        scales, shifts: Receive the factors and terms of each product, (c,).
+    gamma * (sum + bias - mean) / sqrt(variance + eps) + beta = scale * sum + shift, for each norm. `biases` are those
+    of the products, None for a product without; `scales` and `shifts` receive the results, (c,).
     """
     rows = zip(gammas, betas, biases, means, variances, epsilons, scales, shifts, strict=True)
     for gamma, beta, bias, mean, variance, eps, scale, shift in rows:

@@ -70,10 +70,8 @@ class Dataset:
         """
         Yield images and labels of whole batches in a random order; a last incomplete batch is left out.
 
-        Args:
-            seed: Draws the order; several numbers draw an order for each combination.
-            first: Number of batches that are skipped at the start of the order.
-            part: Range of the samples within each batch that are returned.
+        Several numbers as `seed` draw an order for each combination. `first` batches are skipped, and `part` of each
+        batch is returned.
         """
         order = np.random.default_rng(seed).permutation(len(self))
         for start in range(first * batch_size, len(self) - batch_size + 1, batch_size):

@@ -42,12 +42,8 @@ class Share:
         """
         Return which samples of a step this rank computes, with the counts of all ranks; all ranks must call this.
 
-        The result's `batch_size` is that of rank 0.
-
-        Args:
-            exchange: The exchange of this rank; None: one rank has the whole step.
-            batch_size: Samples of this rank that go through together.
-            samples: Samples of this rank in the step.
+        `batch_size` of this rank's `samples` go through together; that of the result is rank 0's. `exchange` None: one
+        rank has the whole step.
         """
         if exchange is None:
             return cls(slice(0, samples), [samples], batch_size)
@@ -121,9 +117,7 @@ class DataParallel(Model):
         """
         Allocate the memory of this rank's share of the batch; see `Model.prepare`.
 
-        Args:
-            batch_size: Samples of this rank that go through together.
-            target_batch_size: Samples of this rank in an optimizer step; None: one batch.
+        The target is the samples of this rank in an optimizer step; None: one batch.
         """
         self._first = sum(gathered(self._exchange, batch_size)[: self._exchange.rank])
         self._samples = sum(gathered(self._exchange, target_batch_size or batch_size))

@@ -108,13 +108,8 @@ def linear_dgrad(
     """
     Return the gradient of a linear layer's input: dx[..., c] = sum over k of dy[..., k] * w[k, c].
 
-    Args:
-        dy: Gradient of the output (..., k).
-        w: Filter (k, c).
-        residual: Added to dx, of its shape: the gradient from other branches. May be `out`.
-        positive: The output of a ReLU before, of dx's shape. Where that output is 0, dx is 0, residual included.
-        out: Where dx goes: (..., c).
-        workspace: Scratch memory, see `functional`; None allocates it.
+    `residual`, which may be `out`, is added. Where `positive`, the output of a ReLU before, is 0, dx is 0, residual
+    included.
     """
     xp, (k, c) = of(dy), w.shape
     dx = xp.empty((*dy.shape[:-1], c), dtype=dy.dtype) if out is None else out
@@ -130,12 +125,7 @@ def linear_wgrad(x: Any, dy: Any, *, dw: Any, db: Any = None, workspace: Any = N
     """
     Compute the gradients of a linear layer's filter and bias, summed over all positions; return the filter's.
 
-    Args:
-        x: The forward pass's input (..., c).
-        dy: Gradient of the output (..., k).
-        dw: Receives the filter's gradient (k, c).
-        db: Receives the bias's gradient (k,); None leaves it out.
-        workspace: Not used; hand-written kernels need it.
+    `db` None leaves out the bias. Only hand-written kernels need the workspace.
     """
     xp, (k, c) = of(x), dw.shape
     errors = dy.reshape(-1, k)

@@ -37,15 +37,7 @@ def softmax(x: Any, *, out: Any = None, workspace: Any = None) -> Any:
 
 
 def softmax_backward(dy: Any, y: Any, *, out: Any = None, workspace: Any = None) -> Any:
-    """
-    Return the gradient of softmax's input: y * (dy - sum over classes of dy * y).
-
-    Args:
-        dy: Gradient of the probabilities (..., classes).
-        y: The probabilities that `softmax` returned.
-        out: Where dx goes; may be dy.
-        workspace: Scratch memory, see `functional`; None allocates it.
-    """
+    """Return the gradient of softmax's input: y * (dy - sum over classes of dy * y); `out` may be dy."""
     xp = of(dy)
     dx = xp.empty_like(dy) if out is None else out
     errors, results, target = _by_row(dy), _by_row(y), _by_row(dx)

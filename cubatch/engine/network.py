@@ -328,14 +328,9 @@ class Model(Learned):
 
     def load(self, x: Any, labels: Any = None) -> None:
         """
-        Copy a batch to the device, for the following steps.
+        Copy a batch (n, h, w, c) to the device, for the following steps.
 
-        Args:
-            x: (batch_size, h, w, c).
-            labels: (batch_size, ...) class numbers, for training a network; None leaves those on the device.
-
-        Raises:
-            InvalidArgument: If shapes do not fit the prepared batch, labels are no class numbers, or there is no batch.
+        Labels are class numbers, for training a network; None leaves those on the device.
         """
         plan, _ = self._prepared()
         batch.check(plan, x, labels)

@@ -63,11 +63,7 @@ def momentum(
     """
     Update parameters by a decaying sum of gradients: v = factor * v + g + weight_decay * w; w -= lr * v.
 
-    Args:
-        velocity: Flat array v, zero before the first step; overwritten.
-        factor: Decay of the velocity.
-        parameters, gradients, lr, weight_decay, master, scaling: As in `sgd`.
-        workspace: Scratch memory, see `functional`; None allocates it.
+    `velocity` is the flat array v, zero before the first step. The others are as in `sgd`.
     """
     xp = of(parameters)
     for piece, weights, total, _ in _pieces(

@@ -115,15 +115,7 @@ def concat_backward(dy: Any, channels: Sequence[int], *, outs: Sequence[Any]) ->
 
 
 def slice_channels(x: Any, start: int, end: int, *, out: Any = None) -> Any:
-    """
-    Return a copy of a range of the channels, the last axis.
-
-    Args:
-        x: Activations (..., c).
-        start: First channel of the range.
-        end: Channel after the last.
-        out: Where y goes, (..., end - start).
-    """
+    """Return a copy of the channels from `start` to `end` - 1, the last axis."""
     xp = of(x)
     y = xp.empty((*x.shape[:-1], end - start), dtype=x.dtype) if out is None else out
     xp.copyto(y, x[..., start:end])

@@ -19,10 +19,7 @@ def scale(x: Any, s: Any, *, out: Any = None) -> Any:
     """
     Return the channels of each sample times their factors: y[n, h, w, c] = x[n, h, w, c] * s[n, 0, 0, c].
 
-    Args:
-        x: Activations (n, h, w, c).
-        s: Factors (n, 1, 1, c).
-        out: Where y goes; may be x.
+    `out` may be x.
     """
     xp = of(x)
     y = xp.empty_like(x) if out is None else out
@@ -34,13 +31,7 @@ def scale_backward(dy: Any, x: Any, s: Any, *, dx: Any = None, ds: Any = None, w
     """
     Compute the gradients of the input and of the factors: dx = dy * s, and ds = sum of dy * x over h and w.
 
-    Args:
-        dy: Gradient of the output (n, h, w, c).
-        x: Activations (n, h, w, c).
-        s: Factors (n, 1, 1, c).
-        dx: Gradient of x; may be dy. None leaves it out.
-        ds: Gradient of s. None leaves it out.
-        workspace: Scratch memory, see `functional`; None allocates it.
+    `dx` may be dy. A gradient that is None is left out.
     """
     xp, (n, h, w, c) = of(dy), dy.shape
     need = Products(itemsize=dy.itemsize, rows=h * w, channels=c)
@@ -102,13 +93,7 @@ def layer_scale_backward(dy: Any, x: Any, gamma: Any, *, dgamma: Any, out: Any =
     """
     Compute the gradients of the input and of the factors: dx = dy * gamma, and dgamma = sum of dy * x.
 
-    Args:
-        dy: Gradient of the output (..., c).
-        x: The forward pass's input.
-        gamma: Factors (c,).
-        dgamma: Overwritten with the gradient of the factors (c,), summed over all positions.
-        out: Gradient of x; may be dy. None leaves it out.
-        workspace: Scratch memory, see `functional`; None allocates it.
+    `out`, the gradient of x, may be dy. None leaves it out.
     """
     xp, c, area = of(dy), dy.shape[-1], Area(dy, workspace)
     rows, errors, total = x.reshape(-1, c), dy.reshape(-1, c), area.sums[0]

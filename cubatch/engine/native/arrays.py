@@ -25,10 +25,7 @@ def in_memory(like: Any, value: Any, kind: Any) -> Any:
     """
     Return a number as an array of one element, from which kernels read a value that changes from step to step.
 
-    Args:
-        like: An array of NumPy or CuPy, the module that allocates.
-        value: A number; or an array (1,) of type `kind`, which is returned. Other arrays raise InvalidArgument.
-        kind: NumPy's type of the element.
+    An array (1,) of the type `kind` is returned as it is; other arrays raise InvalidArgument.
     """
     if isinstance(value, int | float | np.generic):
         return of(like).asarray(np.array([value], kind))
@@ -40,12 +37,7 @@ def check(dtype: Any, shape: Sequence[int] | None = None, /, **arrays: Any) -> N
     """
     Raise InvalidArgument unless all arrays are C-contiguous, and of the given type and shape; an array may be None.
 
-    A kernel would access memory beyond the end of a smaller array.
-
-    Args:
-        dtype: NumPy's type of their elements.
-        shape: Shape of the arrays; None for any.
-        arrays: Arrays by the name that an error shows.
+    A kernel would access memory beyond the end of a smaller array. Shape None allows any.
     """
     for name, array in arrays.items():
         if array is None:
@@ -59,13 +51,7 @@ def check(dtype: Any, shape: Sequence[int] | None = None, /, **arrays: Any) -> N
 
 
 def vector_width(context: Context, channels: int, *arrays: Any) -> int:
-    """
-    Return how many elements of a row a thread loads at once: 16 bytes, or one where rows or addresses forbid that.
-
-    Args:
-        channels: Elements of a row.
-        arrays: All arrays that are read or written in this way; of one type.
-    """
+    """Return how many elements of `channels` in a row a thread loads at once: 16 bytes, or one if not aligned."""
     wide = VECTOR_BYTES // arrays[0].itemsize
     whole = channels % wide == 0 and all(context.aligned(array, VECTOR_BYTES) for array in arrays)
     return wide if whole else 1

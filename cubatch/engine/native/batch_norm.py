@@ -220,14 +220,11 @@ def gradient_sums(
     curve: Sequence[Any] = (), workspace: Any,
 ) -> None:  # fmt: skip
     """
-    Compute the gradients of a norm's parameters, and the means over the batch of dy * xhat and dy.
+    Compute the gradients of a norm's parameters, and the means over the batch of dy * xhat and dy, float32 (2, c).
 
-    Args:
-        dy, x, mean, inv_std, dgamma, dbeta: As in `functional.batch_norm_backward`.
-        means: Receives the means, float32 (2, c).
-        curve: gamma, beta and the code of an activation behind the norm, whose slope is applied to dy. Then the
-            gradient (samples, c) of a global pool or None, and the pixels of a sample. Empty for neither.
-        workspace: 1-D uint8 array of `batch_norm_backward_workspace` bytes, less those of `means`.
+    `curve` has gamma, beta and the code of an activation behind the norm, whose slope is applied to dy. Then follow the
+    gradient (samples, c) of a global pool or None, and the pixels of a sample. It is empty for neither. The workspace
+    has `batch_norm_backward_workspace` bytes, less those of `means`.
     """
     channels = x.shape[-1]
     rows = x.size // channels

@@ -28,18 +28,9 @@ def gemm(
     """
     Return a product of matrices: out[m, n] = bias[n] + sum over k of a[m, k] * b[k, n].
 
-    Args:
-        a: (m, k), or (k, m) where the layout's first letter is t.
-        b: (k, n), or (n, k) where its second letter is t.
-        bias: (n,), or None. Layout "nt" only.
-        layout: "nn", "nt" or "tn".
-        out: Receives the product (m, n); None allocates it.
-        workspace: 1-D uint8 array of `product_scratch.product_workspace` bytes. None allocates one where it is needed.
-        fused: Further terms of the result; `Fused` lists those of each layout.
-        norm: Arguments of a batch norm next to the product, see `norm_sums.launch`. Layouts "nt" and "nn" only.
-
-    Returns:
-        The product, which is `out` where that was given.
+    A letter t of the layout "nn", "nt" or "tn" means that a is (k, m), or b is (n, k). Only "nt" has a bias, and only
+    "nt" and "nn" a batch norm: see `norm_sums.launch`. `fused` are further terms of the result. The workspace has
+    `product_workspace` bytes; None allocates it.
     """
     problem = gemm_problem(context, a, b, layout=layout)
     result = of(a).empty((problem.m, problem.n), dtype=a.dtype) if out is None else out
@@ -54,9 +45,7 @@ def gemm_problem(context: Context, a: Any, b: Any, *, layout: str = "nt") -> Pro
     """
     Return a product of matrices as a problem of the tiled kernels; a, b and layout are those of `gemm`.
 
-    Raises:
-        InvalidArgument: If the layout is unknown, the shapes do not fit together in it, or a row has 2^26 elements or
-            more.
+    InvalidArgument is raised for an unknown layout, shapes that do not fit in it, and rows of 2^26 elements or more.
     """
     m, n, gemm_k = extents(a, b, layout)
     if max(a.shape[1], b.shape[1]) >= _LONGEST_ROW:

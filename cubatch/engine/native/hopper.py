@@ -148,10 +148,8 @@ def _rows(array: Any, output: Any, count: int, window: Window | None = None) -> 
     """
     Return the tensor map of an array with the rows and columns of a product's output; None if the array is None.
 
-    Args:
-        output: The record `structs.OUTPUT`, which has the columns and elements of the output.
-        count: Rows of a box of the map.
-        window: The array is images (n, h, w, c), of which the rows are the pixels in this window; None: a matrix.
+    A box of the map has `count` rows. With a window, the array is images, whose rows are the pixels in it; None: a
+    matrix.
     """
     if array is None:
         return None

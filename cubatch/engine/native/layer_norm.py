@@ -62,12 +62,7 @@ def parameter_sums(
     """
     Compute the gradients of gamma and beta: sums over all positions of dy times gamma's factor, and of dy.
 
-    Args:
-        dy: Gradient of the output (..., c).
-        x: The forward pass's input.
-        statistics: Mean and inverse deviation of each position, flat; None if x is not normalized.
-        dgamma, dbeta: Receive the sums (c,).
-        workspace: 1-D uint8 array of `workspace.misc.batch_norm_backward_workspace` bytes. None allocates one.
+    `statistics` None: x is not normalized. The workspace has `batch_norm_backward_workspace` bytes.
     """
     channels = x.shape[-1]
     rows = x.size // channels

@@ -16,15 +16,10 @@ _TILE = 32  # of kernels/misc/layout.cu
 
 def copy_filter(context: Context, w: Any, patch: Pair = (1, 1), *, out: Any, back: bool = False) -> Any:
     """
-    Copy filters (k, r, s, c) into filters over patches of a stored batch, or back, and return `out`.
+    Copy filters (k, r, s, c) into filters over patches of a stored batch, or `back`, and return `out`.
 
+    Each tap of a patch has an equal share of the channels: its own, and zeros. Taps beyond the filter are zero.
     `kernels.padding` describes the patches.
-
-    Args:
-        patch: Height and width of a patch, in taps.
-        out: Filters (k, ceil(r / height), ceil(s / width), channels). Each tap of a patch has an equal share of the
-            channels: its own, and zeros. Taps beyond the filter are zero.
-        back: Copy `out` into `w` instead.
     """
     (k, r, s, c), (high, wide), channels = w.shape, patch, out.shape[-1]
     share = channels // (high * wide)

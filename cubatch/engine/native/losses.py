@@ -21,14 +21,7 @@ def softmax(context: Context, given: SimpleNamespace) -> Any:
 
 
 def softmax_rows(context: Context, x: Any, columns: int, *, out: Any) -> None:
-    """
-    Write the softmax over the first `columns` elements of every row; the padding behind them is not touched.
-
-    Args:
-        x: Scores (..., stride).
-        columns: Elements of a row that are scores; at most `stride`.
-        out: Receives the probabilities: of x's shape, may be x.
-    """
+    """Write the softmax over the first `columns` elements of every row to `out`, which may be x; the padding stays."""
     check(x.dtype, x.shape, x=x, out=out)
     _run_rows(context, "softmax", (x, out), columns)
 

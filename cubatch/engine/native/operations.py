@@ -43,9 +43,6 @@ def operations(context: Context) -> SimpleNamespace:
     Return all operations of `functional` on hand-written kernels, each bound to a context.
 
     An operation that has no kernel raises UnsupportedLayer when it is called.
-
-    Args:
-        context: The device, the launcher and the choice of variants.
     """
     missing = {name: functools.partial(_has_no_kernel, name) for name in functional.__all__}
     bound = {name: functools.partial(function, context) for name, function in written().items()}

@@ -84,13 +84,7 @@ def launch(context: Context, operands: Operands) -> int:
     """
     Compute a product with its fused terms into its output.
 
-    Returns:
-        Number of row tiles whose sums were written into `Fused.sums`; 0 if the variant computes none.
-
-    Raises:
-        InvalidArgument: If arrays do not fit, the pass does not take a term, there are too many blocks, or the
-            workspace is too small.
-        DeviceFailed: If the driver also refuses the variant that replaces a refused one, or the GPU has failed.
+    Return the number of row tiles whose sums were written into `Fused.sums`; 0 if the variant computes none.
     """
     _check(operands)
     fused = operands.fused

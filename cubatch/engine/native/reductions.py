@@ -59,10 +59,7 @@ def add_up_tiles(context: Context, partials: Any, columns: int, *, workspace: An
     """
     Return partial sums of fewer tiles, from a launch that adds up groups; the partial sums themselves if they are few.
 
-    Args:
-        partials: float32 (tiles, columns), flat.
-        columns: Sums of a tile.
-        workspace: 1-D uint8 array of `column_sums_workspace` bytes for these rows and columns in float32.
+    Both are float32 (tiles, columns), flat. The workspace has `column_sums_workspace` bytes for them.
     """
     rows = partials.size // columns
     if not merged_tiles(rows)[0]:
@@ -75,13 +72,9 @@ def add_up_tiles(context: Context, partials: Any, columns: int, *, workspace: An
 
 def finish_gradients(context: Context, x: Any, sums: Any, *, means: Any, dgamma: Any, dbeta: Any) -> None:
     """
-    Compute the gradients of a norm's gamma and beta from their partial sums, two for each tile and channel.
+    Compute the gradients of a norm's gamma and beta from their partial sums, float32 (tiles, 2, c), flat.
 
-    Args:
-        x: Activations (..., c).
-        sums: float32 (tiles, 2, c), flat.
-        means: Receives the means over all rows: float32 (2, c).
-        dgamma, dbeta: Receive the sums (c,).
+    `means` receives the means over all rows: float32 (2, c).
     """
     channels = x.shape[-1]
     numbers = sums.size // (2 * channels), channels, 1 / max(x.size // channels, 1)

@@ -85,13 +85,9 @@ def attend(context: Context, qkv: Any, *, heads: int, out: Any, log_sums: Any = 
     """
     Write the sums of the values, weighted by the softmax of their scores, without storing the scores.
 
-    Args:
-        qkv: Queries, keys and values (n, t, 3c): c channels of queries, then of keys, then of values. Each c are the
-            channels of head 0, then of head 1, and so on.
-        heads: Number of heads, of at most `WIDEST_HEAD` channels.
-        out: Receives the sums (n, t, c), with the heads in the same order.
-        log_sums: Receives the logarithms to base 2 of each query's sum of exponentials (n, heads, t), in float32. None:
-            they are not stored.
+    `qkv` (n, t, 3c) has c channels of queries, then of keys, then of values, each by head. A head has at most
+    `WIDEST_HEAD` channels. `log_sums` receives the logarithms to base 2 of each query's sum of exponentials (n, heads,
+    t), in float32; None: not stored.
     """
     n, t, c = out.shape
     width = c // heads
@@ -110,14 +106,10 @@ def attend_backward(
     context: Context, qkv: Any, mixed: Any, dmixed: Any, log_sums: Any, *, heads: int, means: Any, out: Any
 ) -> None:
     """
-    Write the gradients of queries, keys and values, without storing weights or scores.
+    Write the gradients of queries, keys and values (n, t, 3c) to `out`, without storing weights or scores.
 
-    Args:
-        qkv, mixed, log_sums: The argument `qkv` of `attend`, and its results `out` and `log_sums`.
-        dmixed: Gradient of the weighted sums of the values (n, t, c).
-        heads: Number of heads, of at most `WIDEST_HEAD` channels.
-        means: Receives the mean of each query's gradients of its weights (n, heads, t), in float32.
-        out: Receives the gradients (n, t, 3c), in the order of `qkv`.
+    `qkv`, `mixed` and `log_sums` are the argument and the results of `attend`. `means` receives the mean of each
+    query's gradients of its weights (n, heads, t), in float32.
     """
     n, t, c = mixed.shape
     check(mixed.dtype, mixed.shape, mixed=mixed, dmixed=dmixed)
