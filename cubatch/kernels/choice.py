@@ -187,13 +187,8 @@ class TimedChoice:
         """
         Time variants, then the other ways to run the fastest one; store and return the name of the fastest way.
 
-        Returns None if timing would take longer than the seconds left, or if no variant runs.
-
-        Args:
-            key: Key of the stored choice.
-            splits: The variants, each with its slices, by name.
-            others: Returns other ways to run a variant, by name: see `_others`.
-            prepare: Binds a variant to the arrays and returns its launch.
+        Returns None if timing would take longer than the seconds left, or if no variant runs. `splits` has the variants
+        by name, `others` returns further ways, and `prepare` binds one to the arrays.
         """
         medians = self._medians(splits, prepare)
         if not medians:
@@ -260,16 +255,7 @@ def winners_path(store_path: Path) -> Path:
 
 
 def delete_winners(path: Path, device: Device | None = None) -> int:
-    """
-    Delete the stored fastest variants of one GPU or of all GPUs, and return their number.
-
-    Args:
-        path: The file, see `winners_path`.  It need not exist.
-        device: The GPU; None: all.
-
-    Raises:
-        StoreError: If the file is no such database, or cannot be opened or written.
-    """
+    """Delete the stored fastest variants of one GPU (None: all), and return their number. The file may be missing."""
     try:
         path = sqlite_file.place(path)
         if not path.exists():

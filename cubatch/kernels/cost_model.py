@@ -83,22 +83,13 @@ def lanes_clocks(num_blocks: int, products: int, efficiency: float, device: Devi
     """
     Return the predicted clock cycles of the SM with the most blocks, for products on CUDA cores.
 
-    Args:
-        num_blocks: Blocks of the launch.
-        products: Multiply-adds of a block.
-        efficiency: Share of multiply-adds in the issued instructions, from 0 to 1.
+    A block has `products` multiply-adds, which are the share `efficiency` of the issued instructions.
     """
     return _busiest_clocks(num_blocks, products / _like(device).float32_lanes / efficiency, device)
 
 
 def tensor_clocks(num_blocks: int, products: int, device: Device) -> float:
-    """
-    Return the predicted clock cycles of the SM with the most blocks, for attention on tensor cores.
-
-    Args:
-        num_blocks: Blocks of the launch.
-        products: Multiply-adds of a block.
-    """
+    """Return the predicted clocks of the SM with the most blocks of attention, each with `products` multiply-adds."""
     return _busiest_clocks(num_blocks, products / _like(device).mma_fma["float16"] / ATTENTION_MMA_EFFICIENCY, device)
 
 
@@ -134,11 +125,8 @@ def _tensor_step_clocks(kernel: Kernel, tile: Tile, read_by_warp: int, device: D
     """
     Return the predicted clock cycles of a main loop step: the most of those of tensor cores, shared memory and L2.
 
-    Args:
-        kernel: A kernel of kernels/mma.
-        read_by_warp: Rows and columns of the tile that each warp reads from shared memory.
-        device: The GPU; an unknown architecture counts as the latest known one before it.
-        peak_rate: `_peak_rate` of the device.
+    A warp reads `read_by_warp` rows and columns from shared memory. An unknown architecture counts as the one before
+    it.
     """
     # The board's own rate may be lower: GeForce cards have half with float32 sums, and a Titan V is rated at 472.
     rate = min(_like(device).mma_fma[_rated(kernel)], peak_rate)

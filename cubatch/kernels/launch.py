@@ -108,17 +108,9 @@ class CudaLauncher:
         """
         Prepare a launch; return a function that enqueues it on the stream that is current when it is called.
 
-        Args:
-            grid: Blocks in x, y and z.
-            arguments: In the order of the kernel's parameters: CuPy arrays and None are passed as pointers, NumPy
-                scalars and tensor maps by value.
-
-        Raises:
-            InvalidArgument: If the kernel needs more shared memory than a block of this GPU can have, or an array is
-                not on the GPU.
-            CompileError: If the kernel does not compile.
-            DeviceFailed, OutOfMemory: From the returned function, if the driver rejects the launch. DeviceFailed also
-                if the driver cannot encode a tensor map.
+        CuPy arrays and None are passed as pointers, NumPy scalars and tensor maps by value. InvalidArgument is raised
+        for too much shared memory and arrays not on the GPU, DeviceFailed for a tensor map that the driver rejects. The
+        function raises DeviceFailed or OutOfMemory if the driver rejects the launch.
         """
         function = self._function(kernel)
         values = [self._value(argument) for argument in arguments]
@@ -215,15 +207,9 @@ def may_come_early(kernel: Kernel, blocks_per_sm: int, blocks: int, device: Devi
 
 def set_shared_memory(function: Any, kernel: Kernel, resources: Resources, compute_capability: tuple[int, int]) -> int:
     """
-    Set how much shared memory a kernel's blocks may use and an SM reserves for them.
+    Set how much shared memory the blocks of CuPy's function may use, and an SM reserves for them.
 
-    Args:
-        function: CuPy's function of the kernel.
-        resources: Registers and static shared memory of the compiled kernel.
-        compute_capability: (major, minor) of the GPU.
-
-    Returns:
-        int: Number of the kernel's blocks that an SM holds.
+    Return the number of the kernel's blocks that an SM holds.
     """
     needed = resources.shared_bytes + kernel.dynamic_shared_bytes
     if needed > architectures.every().shared_bytes_without_opting_in:

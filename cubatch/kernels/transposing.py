@@ -59,11 +59,9 @@ def may_transpose(problem: Problem, device: Device) -> bool:
 
 def ranking_transposed(problem: Problem, device: Device) -> tuple[tuple[float, int, Kernel], ...]:
     """
-    Return the variants that compute a problem whose operands are both transposed, in the order of their predicted cost.
+    Return the variants for a problem whose operands are both transposed, by predicted cost; empty if there are none.
 
-    Returns:
-        (clock cycles of an SM for all parts without transposing, slices of each part, variant of "gemm_nt"); empty if
-        there are none.
+    Each is (clock cycles of an SM for all parts without transposing, slices of each part, variant of "gemm_nt").
     """
     if problem.k % problem.vector or not may_transpose(problem, device):
         return ()

@@ -145,13 +145,8 @@ def variants(operation: str, dtype: str, arch: int) -> tuple[Kernel, ...]:
     """
     Return the variants of an operation that run on an architecture, in the order of `kernels`; empty if there are none.
 
-    Args:
-        operation: "conv2d_fprop", "gemm_nt", ...
-        arch: Compute capability times ten.
-
-    Raises:
-        InvalidArgument: If the dtype is unknown.
-        UnknownName: If the operation is unknown.
+    An architecture is the compute capability times ten. UnknownName is raised for an operation, InvalidArgument for a
+    dtype.
     """
     if dtype not in DTYPES:
         raise InvalidArgument("dtype", dtype, "one of " + ", ".join(DTYPES))
@@ -160,17 +155,10 @@ def variants(operation: str, dtype: str, arch: int) -> tuple[Kernel, ...]:
 
 def find(operation: str, dtype: str, *, arch: int | None = None, **axes: object) -> Kernel:
     """
-    Return the single variant of an operation with the given properties.
+    Return the single variant of an operation with the given properties; InvalidArgument if there is none, or several.
 
-    Args:
-        operation: "batch_norm_apply", ...
-        arch: Compute capability times ten, to choose between architectures; None: any.
-        axes: Required properties of the variant: values of its macros by name, `vector`, `family`, or `tile` as in
-            `Kernel.tile_name`.
-
-    Raises:
-        InvalidArgument: If no variant has these properties, or several have.
-        UnknownName: If the operation is unknown.
+    `axes` are values of its macros by name, `vector`, `family`, or `tile` as in `Kernel.tile_name`. `arch` None: any
+    architecture.
     """
     wanted = {name: str(value) for name, value in axes.items()}
     candidates = _of(operation) if arch is None else variants(operation, dtype, arch)

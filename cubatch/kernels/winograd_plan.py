@@ -122,11 +122,9 @@ class Cut:
 
 def cut(problem: Problem, kernel: Kernel) -> Cut | None:
     """
-    Return how a variant of Winograd's algorithm divides a problem.
+    Return how a variant of Winograd's algorithm divides a problem; None for other algorithms and problems.
 
-    Returns:
-        Cut: The division. None for other algorithms and problems, or if the transformed filter, or the tiles of one
-        block of the products, exceed MOST_TRANSFORMED_BYTES.
+    It is None too if the transformed filter, or the tiles of one block of the products, exceed MOST_TRANSFORMED_BYTES.
     """
     # Most variants are of other algorithms: hashing both records for the cache would take longer than this answer.
     return None if kernel.winograd is None or problem.image is None else _cut(problem, kernel)

@@ -57,20 +57,11 @@ class Compiler(Protocol):
 
 def compile_kernel(kernel: Kernel, arch: str, *, root: Path | None = None, folder: Path | None = None) -> Cubin:
     """
-    Compile a kernel, or load it from the cache.
+    Compile a kernel for an architecture ("sm_70"), or load it from the cache; return its machine code and resources.
 
-    Args:
-        arch: "sm_70".
-        root: Folder of the sources; None: cubatch's own.
-        folder: Folder of cached cubins; None: in the user's cache.
-
-    Returns:
-        Cubin: The machine code's file, and `resources` by entry, with the kernel's own entry.
-
-    Raises:
-        InvalidArgument: If the kernel is not meant for the architecture, or no NVRTC compiles for it.
-        MissingDependency: If NVRTC is not installed.
-        CompileError: If the source is missing, does not compile, or lacks the kernel's entry.
+    `root` and `folder` are those of sources and cached cubins; None: cubatch's own, and in the user's cache.
+    InvalidArgument is raised for another architecture, CompileError for source that is missing, wrong or lacks the
+    entry.
     """
     if not kernel.runs_on(arch_number(arch)):
         raise InvalidArgument("arch", arch, f"one that {kernel.name} is meant for, {kernel.where}")

@@ -117,14 +117,9 @@ class Nvrtc:
 
 def for_arch(arch: int) -> Nvrtc:
     """
-    Return an installed NVRTC that compiles for an architecture; that of CUDA 12 if there are several.
+    Return an installed NVRTC that compiles for an architecture, such as 70; that of CUDA 12 if there are several.
 
-    Args:
-        arch: Compute capability times ten, 70 for sm_70.
-
-    Raises:
-        MissingDependency: If NVRTC is not installed.
-        InvalidArgument: If no installed version compiles for the architecture.
+    MissingDependency is raised if there is none, InvalidArgument if none knows the architecture.
     """
     known: dict[str, tuple[int, ...]] = {}
     for path in candidates():

@@ -73,9 +73,8 @@ def depthwise_strip_rows(rows: int, threads: int, device: Device) -> int:
     """
     Return the rows of an image that a thread computes: as many as leave enough threads to fill the device.
 
-    Args:
-        threads: Number of threads if each computed all rows of an image.
-        device: The GPU. Strips are as many as fill its SMs, or more to share the work evenly if each has 8 rows.
+    There would be `threads` if each computed all rows. Strips are as many as fill its SMs, or more to share the work
+    evenly if each has 8 rows.
     """
     enough = _STRIPS_PER_SM * (device.num_sms or 1)
     filling = min(-(-enough // max(1, threads)), -(-rows // _SHORTEST_STRIP))

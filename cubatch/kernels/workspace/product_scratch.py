@@ -17,15 +17,11 @@ from cubatch.network.windows import ConvShape
 
 def product_workspace(problem: Problem, device: Device) -> int:
     """
-    Return the most bytes of scratch memory that any variant needs for a product.
+    Return the most bytes of scratch memory that any variant needs for a product, with the widest load of its extents.
 
     Scratch memory holds partial sums of slices of gemm_k, transposed operands and Winograd tiles.  It suffices for
     every smaller batch too. Larger batches are split into fewer slices, and a plan that shrank as the batch grew would
     have no largest batch.
-
-    Args:
-        problem: The product, with the widest load that its extents allow.
-        device: A GPU of known compute capability.
     """
     needed = max(
         most_partial_bytes(problem, kernel)
@@ -56,9 +52,7 @@ def linear_workspace(pass_: Pass, extents: tuple[int, int, int], dtype: str, dev
     """
     Return the scratch memory of a pass of a linear layer in bytes; wgrad includes the gradient of the bias.
 
-    Args:
-        extents: Positions of the batch, input channels, output channels.
-        device: A GPU of known compute capability.
+    `extents` are positions of the batch, input channels, output channels.
     """
     rows, c, k = extents
     product = product_extents(pass_, outputs=rows, inputs=rows, c=c, k=k)
