@@ -180,12 +180,7 @@ def _copied(value: Any, others: list[Any], depth: int = 0) -> Any:
     Return a backup of a value: a tensor's values and version, or the items of a collection or object; else None.
 
     There is none for a tensor within a collection, nor deeper than _DEEPEST collections. A collection of more than
-    _LONGEST items is restored without the contents of its items.
-
-    Args:
-        value: The attribute, or an item of a collection in it.
-        others: Values without a backup are appended.
-        depth: Number of collections around the value.
+    _LONGEST items is restored without the contents of its items. Values without a backup are appended to `others`.
     """
     if isinstance(value, torch.Tensor) and not depth:
         return value.detach().clone(), None if value.is_inference() else value._version  # noqa: SLF001 - its only name

@@ -46,12 +46,8 @@ def find(given: Any) -> Source | None:
     """
     Return the function that makes a batch of a given size; None if the argument is an example.
 
-    Args:
-        given: The argument `batches`; a name was imported by `load` before.
-
-    Raises:
-        InvalidArgument: If the loader's data set returns whole batches, so that single samples cannot be read, or the
-            argument is an iterator.
+    InvalidArgument is raised for an iterator, and for a data set of whole batches, of which no single samples can be
+    read.
     """
     if is_loader(given):
         return LoaderBatches(given)
@@ -68,9 +64,6 @@ def load(name: str) -> Any:
     Import the object "package.module:name": a function from a batch size to inputs, a loader, a data set or examples.
 
     Return it, or if it is a function without required parameters, its result.
-
-    Raises:
-        InvalidArgument: If the object cannot be imported, or the function raises.
     """
     with user_code.users(FIELD, name, ALLOWED):
         given = module_source.load_any(name, FIELD)

@@ -115,18 +115,9 @@ class BoundedRunner(abc.ABC):
 
     def look(self, *, seconds: float, top: int | None, trace_seconds: float) -> MemoryLook:
         """
-        Predict the memory of steps from a trace without data and from steps of a few small sizes.
+        Return the predicted memory of steps by a trace without data and by a few small steps; see `LearnsMemory.look`.
 
-        Without a trace, steps of two samples are measured, or of one if `top` is 1.
-
-        Args:
-            seconds: Most seconds that steps of small sizes may take; 0: no such steps after the first.
-            top: The largest batch size of interest; None is no maximum.
-            trace_seconds: Most seconds that the trace may take.
-
-        Returns:
-            MemoryLook: The largest size that fits and the peak bytes of a step of one sample, or why they are unknown.
-                Its limit `memory_bytes` may be less than that of the constructor.
+        `top` may be None: no maximum. Without a trace, steps of two samples are measured, or of one if `top` is 1.
         """
         self._trace_seconds = trace_seconds
         plan = self._planned(top)
@@ -231,15 +222,10 @@ class BoundedRunner(abc.ABC):
 
     def prepare(self, batch_size: int) -> float | None:
         """
-        Draw a batch and run a first step, in which frameworks compile and choose algorithms.
+        Draw a batch and run a first step, which compiles and chooses algorithms; return its seconds, never None.
 
-        Returns:
-            float | None: Seconds of the very first step of the size in this process; never None here.
-
-        Raises:
-            OverLimit: If a step might exceed the memory limit, by the trace or by the measured memory of smaller sizes.
-                It is not run.
-            OutOfMemory: If the step took more than the memory limit.
+        OverLimit is raised, and nothing run, for a step that might exceed the memory limit by the trace or smaller
+        sizes. OutOfMemory is raised for a step that did.
         """
         self.release()
         self._confirm(batch_size)

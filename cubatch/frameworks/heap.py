@@ -119,12 +119,9 @@ def keep_apart() -> list[int]:
 
 def put_together(held: Iterable[int] = ()) -> None:
     """
-    Make malloc take blocks up to 32 MiB from the heap again, where the next step can reuse their memory.
+    Free the `held` blocks, and make malloc take blocks up to 32 MiB from the heap again, as the next step reuses them.
 
     The thresholds are the highest to which glibc raises its own (mallopt(3), M_MMAP_THRESHOLD).
-
-    Args:
-        held: Addresses that `keep_apart` returned; the blocks are freed.
     """
     libc = _libc()
     for block in held:

@@ -83,17 +83,9 @@ def copied(
     """
     Return a copy of an object in which each tensor of `tensors_in` is replaced by `change(tensor, place)`.
 
-    Its other parts are copied too, except for modules, functions and classes. An object that cannot be copied is
-    returned as it is if no tensor is replaced.
-
-    Args:
-        change: Returns the tensor that replaces `tensor`, whose index in `tensors_in` is `place`.
-        device: Replaces the devices that the object has recorded; None keeps them.
-        may_share: Whether an object that cannot be copied is returned as it is although tensors are replaced.
-
-    Raises:
-        InvalidArgument: If the parts of the object cannot be listed. Unless `may_share`, also if tensors are replaced
-            and a part cannot be copied.
+    Its other parts are copied too, except for modules, functions and classes. A `device` replaces the recorded ones;
+    None keeps them. An object that cannot be copied is returned as it is if no tensor is replaced, or with `may_share`;
+    else InvalidArgument is raised.
     """
     shared = _shared(value)
     memo = {id(each): device if _is_device(each) and device not in {None, each} else each for each in shared}

@@ -172,21 +172,11 @@ def measure(
     now: Callable[[], float] = time.perf_counter,  # a clock in seconds
 ) -> LoaderRate:
     """
-    Return the measured rate of a data loader with its own workers, at `batch_size` and other sizes.
+    Return the measured rate of a data loader with its own workers, at `batch_size` and the sizes in `others`.
 
     Start-up is excluded: the first batch of each worker does not count. A size of which one batch would take more than
-    a quarter of `seconds` is left out.
-
-    Args:
-        seconds: Seconds of timing for all sizes together. Waiting for batches may take three times as long.
-        others: Further batch sizes to time.
-        copy: Called with each batch to copy it to the device; None: batches are not copied.
-        shares_cpus: Whether steps run on the same CPUs as the workers, which then delay them.
-        now: The clock, in seconds.
-
-    Raises:
-        InvalidArgument: If `loader` is no data loader, or has too few samples to be timed.
-        Exception: Raised by the user's data set.
+    a quarter of `seconds` is left out. Waiting for batches may take three times as long. Errors of the user's data set
+    pass through.
     """
     check_loader(loader)
     sizes = sorted({min(batch_size, _FIRST_SIZE), batch_size, *others})
@@ -221,14 +211,8 @@ def run_loops(
     Return the samples per second of loops on the CPU, in which a step and a data loader take turns, by batch size.
 
     The loops run one after the other, in the given order, back, and once more.  A steady change of the host's speed is
-    then nearly the same for all of them.  No loop begins after three times `seconds`.
-
-    Returns:
-        dict[int, list[float]]: Up to three rates of each size. A size is missing if the data set has no full batch of
-            it, or if there was no time for it.
-
-    Raises:
-        Exception: Raised by the user's data set or the step.
+    then nearly the same for all of them. No loop begins after three times `seconds`. A size is missing without a full
+    batch or time for it.
     """
     until, rates = now() + _MOST_WAITS * seconds, {n: list[float]() for n in batch_sizes}
     for n in (*batch_sizes, *reversed(batch_sizes), *batch_sizes):

@@ -112,14 +112,9 @@ class ModuleRunner(BoundedRunner):
 
     def prepare(self, batch_size: int) -> float | None:
         """
-        Draw a batch and run a first step; set `compile_seconds` to the seconds of compiling, without those of a step.
+        Draw a batch and run a first step; return its seconds, never None; set `compile_seconds` to those of compiling.
 
-        Returns:
-            float | None: Seconds of the very first step of the size in this process; never None.
-
-        Raises:
-            InvalidArgument: If PyTorch reached its recompile limit and would run the step uncompiled.
-            OverLimit, OutOfMemory: As `BoundedRunner.prepare`.
+        InvalidArgument is raised if PyTorch reached its recompile limit and would run the step uncompiled.
         """
         if not self.is_compiled:
             return super().prepare(batch_size)

@@ -91,13 +91,7 @@ class _Module:
 
 
 def load(name: str, field: str = "module") -> Any:
-    """
-    Import and return the function "package.module:function"; `field` is the argument that errors name.
-
-    Raises:
-        InvalidArgument: If the name has another form, or there is no such module or function, for which the message
-            lists similar names. Also if the value is not callable.
-    """
+    """Import and return the function "package.module:function"; `field` is the argument that errors name."""
     if not callable(made := load_any(name, field)):
         raise InvalidArgument(field, name, f"the name of a function; it is a {type(made).__name__}")
     return made

@@ -110,19 +110,10 @@ def runner(
     *, build: str, inputs: Any, device: str, memory_limit: int, seed: int, **options: Any
 ) -> ModuleRunner:  # fmt: skip
     """
-    Build the module, move it to its device, and return a runner of its steps.
+    Build the module, move it to its device (`Device.address`), and return a runner of its steps.
 
-    Args:
-        build: "package.module:build", a function without arguments that returns a torch.nn.Module, or a module.
-        inputs: As `pack` wrote them.
-        device: Where it runs, as `Device.address`.
-        memory_limit: Bytes that the module, a batch and its step may take together.
-        seed: Seed of PyTorch's generator before the module is built, and of the random inputs.
-        options: Further arguments of `TorchModule`.
-
-    Raises:
-        InvalidArgument: If `build` cannot be imported, raises, or returns no torch.nn.Module.
-        DeviceNotAvailable: If CUDA does not show the GPU to this process.
+    `build` is "package.module:build", a function without arguments or a module, and `inputs` are as `pack` wrote them.
+    The seed is that of PyTorch before the build, and of random inputs. `options` are those of `TorchModule`.
     """
     torch.manual_seed(seed)
     with user_code.users("module", build, CALLABLE):

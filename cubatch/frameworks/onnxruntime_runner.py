@@ -209,15 +209,9 @@ def runner(
     *, path: str, device: str, threads: int | None, memory_limit: int, seed: int, dims: Mapping[str, int] | None = None
 ) -> OnnxRuntimeRunner:
     """
-    Return the runner of an ONNX file; called in a worker process.
+    Return the runner of an ONNX file on a `Device.address`; called in a worker process.
 
-    Args:
-        path: Path of the file.
-        device: A `Device.address`, such as "cuda:0".
-        threads: Threads of a session; None: the number of cores.
-        memory_limit: Bytes that the model, a batch and its step may take together.
-        seed: Seed of the random inputs.
-        dims: Extents of open axes by name; None: no axis is fixed.
+    `threads` None: as many as cores. `dims` are extents of open axes by name; None: no axis is fixed.
     """
     resolved = probe.resolve(device)
     monitor = clocks.monitor_of(resolved.uuid)

@@ -144,18 +144,9 @@ class Ranks:
 
     def run(self, runner: ModuleRunner, decide: Callable[[Callable[[int, int], RankedRunner]], T]) -> T:
         """
-        Run `decide` on rank 0 and its commands on all ranks; return its value on every rank.
+        Run `decide` on rank 0 and its commands on all ranks; return its value, or raise its error, on every rank.
 
-        Args:
-            runner: The runner of this rank.
-            decide: Called on rank 0 with a function that makes a runner of all ranks for a memory limit and a seed.
-
-        Returns:
-            T: The value of `decide`, on every rank.
-
-        Raises:
-            Exception: The error of `decide`, on rank 0.
-            CubatchError: The error of `decide` on ranks other than 0.
+        `decide` gets a function that makes a runner of all ranks for a memory limit and a seed.
         """
         try:
             return self._run(runner, decide)

@@ -68,10 +68,7 @@ def completed(arguments: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ..
     """
     Return the results of OPERATOR on tensors without data, with a tensor of the bytes kept for the backward pass.
 
-    Args:
-        arguments: Arguments of OPERATOR.
-        results: Results of OPERATOR; the last is the tensor kept for the backward pass, empty without data and in
-            inference.
+    That tensor is the last result, which is empty without data and in inference.
     """
     layer = _Layer.of(arguments, arguments[9])
     if not layer.training or results[-1].numel():

@@ -69,17 +69,10 @@ class Inputs:
         """
         Return the inputs that the argument `batches` of a public function stands for.
 
-        Args:
-            given: A function, loader, data set, two batches in a list, a batch, or the shape of one sample.
-            dtype: Type of the elements if only a shape is given.
-            module: The module that gets the inputs; items more than it takes are targets of the loss.
-            loss: The loss, which shows how many items are its targets; None: one at most.
-            constant: Names or positions of arguments that are the same at all sizes.
-            sizes: Batch sizes at which a function is called.
-
-        Raises:
-            InvalidArgument: If `given` is none of these, nothing grows with the batch size, or one example does not
-                show which values grow. Also if `constant` names no argument.
+        `given` is a function, which is called at `sizes`, a loader, a data set, two batches in a list, one batch, or a
+        shape. Elements then have the type `dtype`. Items beyond those that the module takes are targets of the loss, at
+        most one if it is None. `constant` are names or positions of arguments that are the same at all sizes.
+        InvalidArgument is raised if nothing grows, or an example does not show what grows.
         """
         known = {"constant": tuple(constant), "names": _parameters(module), "module": module, "loss": loss}
         source = batch_sources.find(given)
@@ -267,13 +260,9 @@ class Inputs:
 
     def batch(self, batch_size: int, make: Callable[[Any, tuple[int, ...]], Any]) -> Call:
         """
-        Return the arguments for another batch size, in the form of the example.
+        Return the arguments for another batch size, in the form of the example; values that do not grow are shared.
 
-        Args:
-            make: make(tensor, shape) returns a tensor of that shape that replaces a tensor of the example.
-
-        Returns:
-            Call: Tensors require a gradient where the tensors of the example do. Values that do not grow are shared.
+        `make(tensor, shape)` replaces a tensor of the example; the result requires a gradient where that does.
         """
         return Call(*self._at_size(tuple(self.call), (), batch_size, make))
 
@@ -281,11 +270,9 @@ class Inputs:
         self, batch_size: int, make: Callable[[Any, tuple[int, ...]], Any], move: Callable[[Any], Any]
     ) -> Call:  # fmt: skip
         """
-        Return the arguments of a step: made by the user's source, or else drawn like the example.
+        Return the arguments of a step: made by the user's source and moved, or else drawn like the example.
 
-        Args:
-            make: As for `batch`.
-            move: Moves a tensor to the device.
+        `make` is as for `batch`, and `move` moves a tensor to the device.
         """
         return self.batch(batch_size, make) if self.source is None else self.moved(self.source(batch_size), move)
 

@@ -146,9 +146,7 @@ class StepKind:
         """
         Return a gradient scaler for training in float16 autocast; None for other steps.
 
-        Args:
-            device: "cpu" or "cuda".
-            scale: The factor of the loss in the first step, such as the last one of another batch size.
+        `scale` is the factor of the loss in the first step, such as the last one of another batch size.
         """
         is_scaled = self.training and self.autocast == "float16"
         return torch.amp.GradScaler(device, init_scale=scale) if is_scaled else None
