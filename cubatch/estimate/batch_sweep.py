@@ -154,16 +154,10 @@ class BatchSweep:
 
 def grid_of(layer: Layer, pass_: Pass, kernel: Kernel, batch_size: int, *, device: Device, blocks_per_sm: int) -> Grid:
     """
-    Return the distribution of a kernel's blocks over the SMs at a batch size.
+    Return the distribution of a kernel's blocks over the SMs at a batch size; an SM holds `blocks_per_sm` blocks.
 
-    Args:
-        kernel: A tiled kernel that computes the pass of the layer.
-        batch_size: Samples, from 1 to MAX_EXTENT.
-        blocks_per_sm: Blocks that one SM holds; 0 if none fits.
-
-    Raises:
-        InvalidArgument: If the kernel does not compute the pass, the number of the GPU's SMs is unknown, or the batch
-            size is out of range.
+    InvalidArgument is raised if the kernel does not compute the pass, the GPU's SMs are unknown, or the size is out of
+    range.
     """
     check_whole("batch_size", batch_size, most=MAX_EXTENT)
     problem = problem_of(layer, pass_, batch_size, kernel.dtype)

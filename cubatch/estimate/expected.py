@@ -46,11 +46,8 @@ def step_seconds(work: Workload, batch_sizes: Sequence[int]) -> list[float | Non
     """
     Return the predicted seconds of one step at each batch size; the roofline's if `missing_facts` is not empty.
 
-    Args:
-        work: The workload; "im2col" counts as the vendor's products.
-
-    Returns:
-        Seconds; None if not even the roofline is known, as on a CPU. The roofline ignores recomputation.
+    They are None if not even the roofline is known, as on a CPU. The roofline ignores recomputation. "im2col" counts as
+    the vendor's products.
     """
     step = predicted(work, batch_sizes)
     if step is None:

@@ -27,12 +27,8 @@ def launched(kernels: Array, host: Array, kernels_sd: Array) -> tuple[Array, Arr
     Return the seconds of steps whose kernels a host launches, with a 90 % interval: (seconds, low, high).
 
     Parts of a step wait for the host, others for the GPU.  The step takes the root of the sum of both squares, which
-    fits published steps better than the maximum.  Errors of kernels and host are independent.
-
-    Args:
-        kernels: Seconds of the kernels, by batch size.
-        host: Seconds that the host takes to launch them, by batch size.
-        kernels_sd: Standard deviation of the logarithm of `kernels`.
+    fits published steps better than the maximum. Errors of kernels and host are independent. `kernels_sd` is the
+    standard deviation of the logarithm of `kernels`.
     """
     seconds = np.hypot(kernels, host)
     share = (host / np.where(seconds > 0, seconds, 1.0)) ** 2  # derivative of log seconds by log host

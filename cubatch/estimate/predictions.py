@@ -78,10 +78,7 @@ def never_measured(notes: list[ModelNote], *, is_unusual: bool, is_attention: bo
     """
     Return the relative standard deviation of predicted seconds if no times were published for a pass; else None.
 
-    Args:
-        notes: A note on the missing times is appended, unless the result is None.
-        is_unusual: Whether the pass is of a convolution with groups or dilation.
-        is_attention: Whether the pass consists of products that depend on each other, as in attention.
+    A note on the missing times is appended. Unusual are groups and dilation.
     """
     if not (is_unusual or is_attention):
         return None
@@ -91,14 +88,9 @@ def never_measured(notes: list[ModelNote], *, is_unusual: bool, is_attention: bo
 
 def step_sd(part: Part, counts: Array, total: Array) -> Array:
     """
-    Return the relative standard deviation of a step's time, by batch size.
+    Return the relative standard deviation of a step's time, by batch size; a call occurs `counts` times.
 
     Calls of the library with equal extents have equal errors; those of different calls have the correlation COMMON.
-
-    Args:
-        part: Predictions of distinct calls of the library.
-        counts: Occurrences of each call in the step.
-        total: Seconds of the step, by batch size.
     """
     errors = part.seconds * counts[:, None] * part.sd[:, None]
     own, together = (errors**2).sum(axis=0), errors.sum(axis=0) ** 2

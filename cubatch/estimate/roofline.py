@@ -68,15 +68,9 @@ def roofline_seconds(
     """
     Return the roofline of one step in seconds: the sum over its passes of `layer_seconds`.
 
-    Elements that a pass reads for a fused layer count, and so do sums of gradients.  A training step leaves out the
-    loss and the optimizer, which take a small share of the time of a large batch.
-
-    Args:
-        mode: "inference" or "training".
-        library: Decides which layers are fused, see `scheduled_passes`.
-
-    Returns:
-        float | None: Seconds; None if a rate that is needed is unknown, as on a CPU.
+    It is None if a rate that is needed is unknown, as on a CPU. Elements that a pass reads for a fused layer count, and
+    so do sums of gradients. The library decides which layers are fused. A training step leaves out the loss and the
+    optimizer, which take a small share of the time of a large batch.
     """
     total = 0.0
     for (layer, pass_, more), count in _distinct_passes(spec, mode, library).items():

@@ -56,11 +56,9 @@ def source(device: Device) -> str:
 
 def record(device: Device, measured_bytes: int) -> None:
     """
-    Cache a measured overhead if it is larger than the cached one; without a writable cache nothing happens.
+    Cache a measured overhead in bytes if it is larger than the cached one; without a writable cache do nothing.
 
-    Args:
-        device: A device of this machine.
-        measured_bytes: Memory of this process by NVML, less its arrays.
+    It is the memory of this process by NVML, less its arrays.
     """
     key, cached = _key(device), _read()
     if key is None or measured_bytes <= cached.get(key, 0):

@@ -52,9 +52,7 @@ def snapshot(worker_pid: int | None = None, *, root: Path = ROOT) -> Snapshot | 
     """
     Return the CPU times in seconds up to now; None without a readable /proc/stat.
 
-    Args:
-        worker_pid: The running worker process, a child of this process; its time counts as own time. None: no worker.
-        root: The folder that contains /proc.
+    The time of a running worker process counts as own time; None: there is no worker. `root` contains /proc.
     """
     times = os.times()
     own = times.user + times.system + times.children_user + times.children_system

@@ -163,13 +163,9 @@ class Monitor:
 
     def process_bytes(self, pid: int | None = None) -> int | None:
         """
-        Return the bytes of device memory that a process holds, including its CUDA context.
+        Return the bytes of device memory that a process holds, with its CUDA context; None as in some containers.
 
-        Args:
-            pid: Process number as NVML sees it, which is the host's; None is this process.
-
-        Returns:
-            int | None: Bytes; None where NVML does not list the process, as in some containers.
+        `pid` is the host's number of the process; None is this process.
         """
         wanted = os.getpid() if pid is None else pid
         # For the handle of a MIG device NVML lists only the processes of its GPU instance.

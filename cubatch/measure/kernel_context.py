@@ -23,17 +23,13 @@ def kernel_context(device: Device, dtype: str, *, overlaps: bool, seconds: float
     """
     Compile the cubatch kernels and return the context in which the engine runs them.
 
-    When an operation of new extents first runs, the context times variants of its kernel and chooses the fastest.  No
-    GPU memory is allocated before.
+    When an operation of new extents first runs, the context times variants of its kernel and chooses the fastest, for
+    `seconds` in all. No GPU memory is allocated before. The fastest variants are cached in the file `path`; None: for
+    this process only.
 
-    Args:
-        device: A GPU of this machine.
-        dtype: "float32", "tf32", "float16" or "bfloat16".
-        overlaps: Whether a launch may begin before the last one has ended.  This shortens small steps that are launched
-            one by one, and graphs of inference.  Graphs of training of ResNet-50 took 3 to 4 % longer from batch 8 on
-            an H100 (benchmarks/results/h100-sxm).
-        seconds: Most seconds of timing variants, over all operations.
-        path: File that caches the fastest variants; None: they are cached for this process only.
+    With `overlaps` a launch may begin before the last one has ended. This shortens small steps that are launched one
+    by one, and graphs of inference. Graphs of training of ResNet-50 took 3 to 4 % longer from batch 8 on an H100
+    (benchmarks/results/h100-sxm).
     """
     launcher = CudaLauncher(device, overlaps=overlaps)
     arch = arch_number(device.arch or "")
@@ -47,15 +43,11 @@ def kernel_context(device: Device, dtype: str, *, overlaps: bool, seconds: float
 
 def kept_choice(device: Device, path: Path | None, *, overlaps: bool = False) -> TimedChoice:
     """
-    Return a function that chooses the kernel variant of an operation by timings of earlier runs.
+    Return a function that chooses an operation's kernel variant by timings of earlier runs in a file (None: no file).
 
     It chooses the variant that was fastest at the nearest batch size. If none was timed, it chooses the variant with
-    the least predicted seconds. It times nothing, so this machine need not have the GPU.
-
-    Args:
-        path: File of the fastest variants of earlier runs; None: there are none.
-        overlaps: As for `kernel_context`.  Timings with the other value are used where there are none with this value:
-            only the driver knows whether launches did overlap.
+    the least predicted seconds. It times nothing, so this machine need not have the GPU. Timings with the other value
+    of `overlaps` are used where there are none: only the driver knows whether launches did overlap.
     """
     winners, others = (
         Winners(path, gpu=gpu_name(device), sources=kernels_sha256(), overlaps=kind)
@@ -67,14 +59,9 @@ def kept_choice(device: Device, path: Path | None, *, overlaps: bool = False) ->
 
 def usual_context(device: Device, dtype: str = "float32", *, overlaps: bool = False) -> Context | None:
     """
-    Return the context in which a model runs cubatch kernels on a GPU; None on a CPU.
+    Return the context in which a model runs cubatch kernels on a GPU, chosen by earlier runs; None on a CPU.
 
-    The context uses the variants that were fastest in earlier runs.
-
-    Args:
-        device: A device of this machine.
-        dtype: A dtype that the device supports, else InvalidArgument is raised.
-        overlaps: As for `kernel_context`; False if steps are graphs of training.
+    `overlaps` is as for `kernel_context`; False if steps are graphs of training.
     """
     arithmetic.check_dtype(device, dtype)
     if device.kind == "cpu":

@@ -168,11 +168,5 @@ def slowest(readings: Sequence[Reading]) -> Reading:
 
 
 def ranks_runner(*, devices: Sequence[str], **arguments: Any) -> RanksRunner:
-    """
-    Return the runner of several devices; the arguments can be written as JSON, so that a worker can call this.
-
-    Args:
-        devices: Names of the devices of the ranks, as for `resolve_devices`.
-        arguments: Arguments of `network_runner`, except the device.
-    """
+    """Return the runner of the `devices`. `arguments` are `network_runner`'s, in JSON: a worker can call this."""
     return RanksRunner(devices, arguments)

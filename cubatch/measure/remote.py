@@ -177,11 +177,7 @@ class RemoteRunner:
         """
         Call a method of the worker's runner, or read an attribute, and return the result.
 
-        If there is no worker, one is started, with its reference steps.
-
-        Args:
-            within: Most seconds; None: those allowed for a start of the worker.
-            arguments: Keyword arguments of the method.
+        If there is no worker, one is started, with its reference steps. `within` None: the seconds allowed for a start.
         """
         before, self._doing = self._doing, f"{method}()"
         try:

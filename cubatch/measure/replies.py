@@ -59,10 +59,8 @@ def rebuild_error(facts: Mapping[str, Any], doing: str, remedy: str) -> CubatchE
     """
     Return the error that a worker reported: a CubatchError as itself, another one as OutOfMemory or WorkerFailed.
 
-    Args:
-        facts: The error in JSON form, from `describe_error`.
-        doing: The request that the worker was executing, for the message: "batch size 8".
-        remedy: The next step in the message of a WorkerFailed.
+    `facts` are from `describe_error`, `doing` names the request, such as "batch size 8", and `remedy` ends a
+    WorkerFailed.
     """
     error = _make_error(facts["type"], facts["args"])
     if error is None and facts["out_of_memory"]:

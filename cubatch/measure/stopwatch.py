@@ -200,17 +200,12 @@ class Stopwatch:
 
     def _check_spilled(self, batch_size: int, times: float, held: int | None) -> bool:
         """
-        Raise OutOfMemory if a slow step holds more memory than is free without it.
+        Raise OutOfMemory if a step `times` slower than expected holds more memory than is free without it.
 
         Drivers for Windows, managed memory and swapping give out memory that the device does not have.  There is no
-        error, but steps take many times longer.
+        error, but steps take many times longer. `held` are its bytes, None if unknown.
 
-        Args:
-            times: Seconds of the step, divided by those expected from smaller sizes.
-            held: Bytes of device memory that the process held during the step; None if unknown.
-
-        Returns:
-            bool: Whether the size was released and prepared again; False if the free memory is unknown.
+        Return whether the size was released and prepared again; False if the free memory is unknown.
         """
         clock = self.runner.clock
         if held is None or not isinstance(clock, KnowsFree) or clock.free_bytes() is None:

@@ -101,11 +101,7 @@ class Need:
         """
         Cut samples into even blocks: of whole samples, or of rows of one sample if a whole one does not fit.
 
-        Args:
-            num_bytes: Size of the workspace, at least `least`.
-
-        Returns:
-            tuple: A range of samples and a range of output rows for each block.
+        Return a range of samples and a range of output rows for each. The workspace has at least `least` bytes.
         """
         return _cut(self, samples, num_bytes)
 

@@ -63,14 +63,9 @@ def _layer_bytes(layer: Layer, kind: str, samples: int, dtype: str, device: Devi
 
 def im2col_workspace_bytes(op: Op, program: Schedule, samples: int, itemsize: int, device: Device) -> int:
     """
-    Return the scratch memory of one operation of `library="im2col"` in bytes.
+    Return the scratch memory of one operation of `library="im2col"` in bytes, for elements of at least 4 bytes.
 
     The rule is that of `blocks`.  The target is 2 MiB on a CPU (an L2 and a core's part of an L3), 256 MiB on a GPU.
-
-    Args:
-        op, program: The operation and its schedule.
-        samples: Samples that it works on at once.
-        itemsize: Bytes of an element in arithmetic, at least 4.
     """
     target = CPU_TILE_BYTES if device.kind == "cpu" else GPU_TILE_BYTES
     if op.node is None:
@@ -87,11 +82,7 @@ def im2col_needs(op: Op, program: Schedule, itemsize: int) -> Scratch:
     Return the scratch memory of each part of a layer's operation, and the number of its items in a sample.
 
     An item is what the type of `Need` counts: a sample, a position or an element. An operation without a layer needs
-    none: ((), 0).
-
-    Args:
-        program: The schedule of the operation; its mode decides what the forward pass saves.
-        itemsize: Bytes of an element in arithmetic, at least 4.
+    none: ((), 0). The schedule's mode decides what the forward pass saves.
     """
     return _needs(op.node.layer, _pass(op, program), itemsize, op.ending) if op.node is not None else ((), 0)
 

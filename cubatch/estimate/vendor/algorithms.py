@@ -181,12 +181,7 @@ def algorithms(work: Work, num_sms: Array, *, transforms: bool = True) -> list[A
     Return the vendor's algorithms, each with its counts for all cases and which cases it can compute.
 
     Split-K doubles until there are two blocks per SM, in filter gradients and plain products only.  The vendor does not
-    split small forward convolutions, as published times show.
-
-    Args:
-        work: The cases.
-        num_sms: Number of SMs of each case's GPU.
-        transforms: Whether there are other algorithms than tiled products: in float32, but not on Tensor Cores.
+    split small forward convolutions, as published times show. Tensor Cores have no algorithms with `transforms`.
     """
     tiled = _tiled(work, num_sms)
     return [*tiled, _direct(work, num_sms), _fused(work), *_winograd(work), *_fft(work)] if transforms else tiled

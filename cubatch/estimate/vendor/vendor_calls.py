@@ -102,15 +102,9 @@ def of_product(gemm: Gemm, pass_: Pass) -> tuple[float, ...]:
 
 def table(calls: Sequence[Call], multiple: int) -> tuple[dict[str, Array], np.ndarray, list[np.ndarray]]:
     """
-    Return the products of calls as one table.
+    Return the products of calls as a column for each name of EXTENTS, the call of each row, and the rows of each call.
 
-    Args:
-        calls: The calls, at least one.
-        multiple: Multiple to which Tensor Cores pad channels; 1 without them.
-
-    Returns:
-        A column for each name of EXTENTS; the index of the call of each row; for each call its rows as an array
-        (products, batch sizes).
+    The rows of a call are an array (products, batch sizes). Tensor Cores pad channels to a `multiple`; 1 without them.
     """
     counts = [call.extents.shape[0] * call.extents.shape[1] for call in calls]
     ends = np.cumsum([0, *counts])
