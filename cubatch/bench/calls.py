@@ -78,14 +78,7 @@ class Case:
     layers: tuple[str, ...] = ()  # names of the layers that have it
 
     def call(self, operations: Any, arrays: Mapping[str, Any], **changes: Any) -> None:
-        """
-        Call the operation, which writes its results into the arrays.
-
-        Args:
-            operations: An object with the operations as attributes: `engine.functional`, or those of cubatch kernels.
-            arrays: The arrays by name of operand; results are written into them.
-            changes: Options that replace those of the case.
-        """
+        """Call the operation in `operations`, which writes into `arrays`; `changes` replace options of the case."""
         given = {
             parameter: arrays[names] if isinstance(names, str) else [name and arrays[name] for name in names]
             for parameter, names in self.arrays.items()
@@ -196,11 +189,8 @@ class Blanks:
         """
         Return an array that stands for a new operand: it has the shape, but all its elements share one address.
 
-        Args:
-            shape: Extents of the array.
-            dtype: Storage type if it differs from the case's: "uint8", "int32" or "float32".
-            written: Whether the operation writes it, which makes it a result.
-            facts: Further fields of `Operand`.
+        A storage type other than the case's is "uint8", "int32" or "float32". A `written` operand is a result. `facts`
+        are further fields of `Operand`.
         """
         element = np.empty((), _STAND_INS[dtype])
         self._operands[element.ctypes.data] = element, Operand((), dtype=dtype, **facts), written

@@ -33,15 +33,8 @@ def plan(
     """
     Return how a case would run on a device, which need not be in this machine; nothing is timed.
 
-    Args:
-        variants, without: See `ways`.
-        compiled: Whether to compile the kernels, which gives registers and occupancy.
-
-    Returns:
-        Result: The status of its entries is "planned", or "error" for a kernel that does not compile.
-
-    Raises:
-        OutOfMemory: If the arrays of the case need more bytes than the device has.
+    Entries are "planned", or "error" for a kernel that does not compile. OutOfMemory is raised if the device has too
+    few bytes. `compiled` kernels have registers and occupancy; for variants see `ways`.
     """
     if device.memory_bytes is not None and case.num_bytes > device.memory_bytes:
         raise OutOfMemory(f"{case.name} on {device}", case.num_bytes, device.memory_bytes)
@@ -192,11 +185,7 @@ def time_case(
 
 def verify(case: Case, target: Target, *, seed: int = 0, without: Collection[str] = ()) -> Result:
     """
-    Check all results of every variant of a small case without timing it.
-
-    Args:
-        seed: Seed of the random data.
-        without: Families of kernels that are left out.
+    Check every variant of a small case without timing it, without the families `without`.
 
     Returns:
         Result: Entries are "ok", "wrong" or "error", each with its worst error.

@@ -113,10 +113,6 @@ def filled(module: ModuleType, case: Case, seed: int) -> Iterator[Arrays]:
     Yield sets of the arrays of a case without end, all different and filled with random data.
 
     A GPU runs zeros at clocks that real data never reaches, and a kernel that swaps equal operands looks right.
-
-    Args:
-        module: NumPy or CuPy.
-        seed: Seed of the random data.
     """
     random = backend.random_generator(module.empty(0), seed)  # one for all: a GPU takes long to make one
     while True:

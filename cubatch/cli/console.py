@@ -48,13 +48,7 @@ def emit(grids: Sequence[Grid], payload: Mapping[str, Any], json_path: str | Non
     """
     Write a command's result: tables to stdout, and JSON to a file; if one fails, the other is still written.
 
-    Args:
-        grids: The tables.
-        payload: The result in JSON form.
-        json_path: A file, "-" for stdout instead of the tables, or None.
-
-    Raises:
-        InvalidData: If the file cannot be written.
+    `json_path` "-" is stdout, without the tables; None: no JSON.
     """
     if json_path == STDOUT:
         _write(_as_json(payload, _encoding()))

@@ -223,15 +223,8 @@ def read_spec(model: str, input_shape: str | None, classes: int | None, *, opaqu
     """
     Return the network or layer that the MODEL argument of a command means.
 
-    Args:
-        model: The argument of the command.
-        input_shape: "H,W,C"; None: the model's own.
-        classes: Number of outputs of a named model; None: its own.
-        opaque: Whether to accept operators without a layer type.
-
-    Raises:
-        typer.BadParameter: If the shape is not three numbers, or is given for a spec file.
-        CubatchError: If there is no such model, or its file does not contain a network.
+    The shape "H,W,C" and the number of classes are the model's own if None. BadParameter is raised for another form of
+    shape, and for a spec file with either.
     """
     from cubatch.network import models
 

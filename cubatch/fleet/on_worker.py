@@ -24,13 +24,8 @@ def describe(dask_worker: Any) -> dict[str, Any]:
     """
     Return a description of the device that a worker measures on: the first GPU that it sees, else its CPU.
 
-    Args:
-        dask_worker: The worker, which Dask passes.
-
-    Returns:
-        dict: "device", the device as `Device.to_mapping`; "blas_threads", the number of BLAS threads; "memory_bytes",
-            Dask's memory limit in bytes, or None. "resources" are Dask resources that a task must claim to have the GPU
-            alone, or None; "versions" is the result of `versions`.
+    "device" is as `Device.to_mapping`, "blas_threads" a number, "memory_bytes" Dask's limit or None. "resources" are
+    those that a task must claim to have the GPU alone, or None; "versions" is the result of `versions`.
     """
     device = probe.resolve(None, live=True)
     return {
@@ -56,13 +51,8 @@ def measure(spec: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, st
     """
     Tune on this worker, while no other worker measures on its GPU, or on its host without a GPU.
 
-    Args:
-        spec: A layer or network, as a mapping in the form of a spec file.
-        options: Further arguments of `autotune` by name.
-
-    Returns:
-        dict: "result", a `TuningResult` in JSON; or "error", the message of a CubatchError. Dask cannot pickle an error
-            class of two parents.
+    Return "result", a `TuningResult` in JSON, or "error", the message of a CubatchError: Dask cannot pickle a class of
+    two parents.
     """
     from distributed import Lock, get_worker
 

@@ -116,14 +116,9 @@ class Grid:
 
     def text(self, width: int | None = None) -> str:
         """
-        Return the table as plain text.
+        Return the table as plain text, without a final newline, for a terminal of `width` characters.
 
-        Args:
-            width: Characters per line of a terminal.  None is for a pipe or file: lines of 110 characters, and a longer
-                line where a row needs it.
-
-        Returns:
-            The lines, without a final newline.
+        None is for a pipe or file: lines of 110 characters, and a longer line where a row needs it.
         """
         from rich.console import Console
 

@@ -29,34 +29,17 @@ _EDGE = 0.2  # a label closer to an end of the axis is aligned inwards
 
 def tuning_curve(result: BatchSizeResult, path: str | Path) -> None:
     """
-    Draw a tuning result or prediction into a file: the objective against batch size.
+    Draw a tuning result or prediction into a .png, .svg or .pdf file: the objective against batch size.
 
     Every measured size has its interval.  Sizes without a timing are marks at the bottom.  The recommended size, the
     fastest size with its ties, the tolerance band and the largest batch that fits are marked.
-
-    Args:
-        result: The tuning result or prediction.
-        path: The file; its ending .png, .svg or .pdf selects the format.
-
-    Raises:
-        MissingDependency: If Matplotlib is not installed.
-        InvalidArgument: If the file has none of these endings or cannot be written.
     """
     style.check(path)
     style.save(figure_of(Curve(result)), path)
 
 
 def by_extent(result: ExtentsResult, path: str | Path) -> None:
-    """
-    Draw a result for several extents into a file: tokens per second against batch size, a line per extent.
-
-    Args:
-        path: The file; its ending .png, .svg or .pdf selects the format.
-
-    Raises:
-        MissingDependency: If Matplotlib is not installed.
-        InvalidArgument: If the file has none of these endings or cannot be written.
-    """
+    """Draw a result for several extents into a file: tokens per second against batch size, a line per extent."""
     style.check(path)
     series = []
     for extent, tuned in result.results.items():

@@ -40,18 +40,7 @@ def page(payload: Mapping[str, Any]) -> str:
 
 
 def draw(payload: Mapping[str, Any], path: str | Path, number: int = 0) -> None:
-    """
-    Draw a figure of a study into a file.
-
-    Args:
-        payload: The study in the JSON form of schema 1.
-        path: The file; its ending .png, .svg or .pdf selects the format.
-        number: Index of the figure in the result of `figures`.
-
-    Raises:
-        MissingDependency: If Matplotlib is not installed.
-        InvalidArgument: If the file has none of these endings or cannot be written.
-    """
+    """Draw the figure `number` of a study in the JSON form of schema 1 into a .png, .svg or .pdf file."""
     style.check(path)
     head = f"{payload['title']} {payload['model']}", setting_of(payload)
     style.save(_drawn(figures(payload)[number], head), path)

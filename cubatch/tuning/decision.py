@@ -118,14 +118,8 @@ def _limit(
     """
     Return the first limit above `top` as (size, "memory" or "latency_limit"); None if there is none.
 
-    The size is the smallest that exceeds the limit; of a memory plan, the largest that fits.
-
-    Args:
-        larger: Outcomes of the sizes above `top`, ascending.
-        top: The largest size that ran within every limit.
-        largest: The largest size that fits by the memory plan; None without a plan.
-        allowed: The largest size that the user allows; None for no such limit.
-        is_listed: Whether the user gave the list of batch sizes.
+    The size is the smallest that exceeds the limit; of a memory plan, the largest that fits. `top` ran within every
+    limit, `largest` fits by the plan, and `allowed` is the user's; None: no such limit.
     """
     for fate in larger:
         if fate.batch_size <= top or not (fate.status in _REFUSED or fate.breaks_latency):

@@ -587,11 +587,7 @@ def forecast_notes(
     """
     Return sentences on the limits of a forecast: of experimental kernels, the time model, an unknown GPU and memory.
 
-    Args:
-        model: Notes of the time model.
-        memory: Sentences about the memory limit.
-        known: The anchors. Those of cubatch kernels are listed in the note on the times of these kernels.
-        experimental: Names of experimental kernels that the forecast counts with.
+    Anchors of cubatch kernels (`known`) are listed in the note on the times of these kernels.
     """
     timed = ", ".join(anchor.origin for anchor in known if anchor.work.library == "cubatch")
     measured = f"Times of cubatch kernels are clocks counted in the compiled code, corrected by measurements: {timed}."

@@ -154,12 +154,8 @@ def _unexplained(off: Array, covariance: Array, slopes: Array) -> float:
     Return the variance of measurements beyond their covariance, after fitting two scales.
 
     This is the estimator of Paule and Mandel (Journal of Research of the National Bureau of Standards 87, 1982). With
-    this variance the weighted sum of squares equals its expectation.
-
-    Args:
-        off: Logarithms of measured over predicted seconds, of one GPU, library and dtype.
-        covariance: Covariance of `off` by the model and the noise of the measurements.
-        slopes: Their derivatives by the logarithms of all scales, (measurements, scales).
+    this variance the weighted sum of squares equals its expectation. `off` are logarithms of measured over predicted
+    seconds of one GPU, and `slopes` their derivatives by those of all scales.
     """
     own = slopes.reshape(len(off), -1, 2).sum(axis=1)  # both scales of that GPU and source
     axes = np.linalg.svd(own)[0][:, np.linalg.matrix_rank(own) :]
@@ -215,11 +211,8 @@ def _slopes(at: Callable[[Sequence[int], Array], StepPrediction], step: StepPred
     """
     Return the derivatives of log(seconds) by the logarithms of compute and memory factor, as (batch sizes, 2).
 
-    They change slowly with the batch size: between a few sizes they are interpolated.
-
-    Args:
-        at: Predicts the step of given sizes for given logarithms of both factors.
-        step: The prediction for factors of 1.
+    They change slowly with the batch size: between a few sizes they are interpolated. `step` is the prediction for
+    factors of 1.
     """
     octaves = np.log2(step.batch_sizes)
     wanted = np.linspace(octaves.min(), octaves.max(), _MOST_SLOPES)

@@ -25,18 +25,10 @@ _MARKS = "band: predicted 90 % interval; star: recommended; dotted: largest batc
 
 def curves(forecasts: Sequence[Forecast], path: str | Path) -> None:
     """
-    Draw predictions of one network into a file: the objective against batch size, one curve for each GPU.
+    Draw predictions that differ in the GPU only into a file: the objective against batch size, one curve for each.
 
     Each curve has a band for its 90 % interval, and a star at the recommended size.  Points over the latency limit are
     hollow.  A dotted line marks the largest batch that fits.
-
-    Args:
-        forecasts: At least one prediction; they differ in the GPU only.
-        path: The file; its ending .png, .svg or .pdf selects the format.
-
-    Raises:
-        MissingDependency: If Matplotlib is not installed.
-        InvalidArgument: If the file has none of these endings or cannot be written.
     """
     style.check(path)
     shown, objective = [Curve(forecast) for forecast in forecasts], forecasts[0].objective

@@ -16,14 +16,10 @@ _COLORS = dict(zip(table.MEANINGS, style.COLORS, strict=False))
 
 def draw(payload: Mapping[str, Any], path: str | Path) -> None:
     """
-    Draw a profile into a file as stacked bars of time, one color for each cause.
+    Draw profiles (`tables.profile.mapping`) into a file as stacked bars of time, one color for each cause.
 
     For a single batch size, each of the 24 longest passes has a bar. Of several sizes, each has a bar of the time per
     sample.
-
-    Args:
-        payload: The profiles in JSON form, from `tables.profile.mapping`.
-        path: The file; its ending .png, .svg or .pdf selects the format.
     """
     profiles = payload["profiles"]
     if len(profiles) > 1:

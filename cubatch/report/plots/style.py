@@ -54,14 +54,7 @@ def sheet(width_inches: float, height_inches: float) -> tuple[Figure, Axes]:
 
 
 def head(axes: Axes, title: str, subtitle: str, *, pad: float, size: float = 13, gap: float = 9) -> None:
-    """
-    Write title and subtitle above the axes.
-
-    Args:
-        pad: Points between title and axes.
-        size: Font size of the title.
-        gap: Points between subtitle and axes.
-    """
+    """Write title and subtitle `pad` and `gap` points above the axes and each other."""
     axes.set_title(plain(title), loc="left", fontsize=size, fontweight="bold", pad=pad)
     axes.annotate(plain(subtitle), (0, 1), xycoords="axes fraction", xytext=(0, gap), textcoords="offset points",
                   fontsize=9, color=_SUBTITLE)  # fmt: skip
