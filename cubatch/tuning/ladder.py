@@ -313,7 +313,7 @@ def _cut(sizes: Sequence[int], proposals: Sequence[Proposal]) -> set[int]:
     while size != sizes[-1]:
         following = min(other for other in chosen if other > size)
         if following > 2 * size:
-            following = max(other for other in sizes if other <= 2 * size)
+            following = max((other for other in sizes if size < other <= 2 * size), default=following)
             chosen.add(following)
         size = following
     for proposal in interleaved(list(turns.values())):

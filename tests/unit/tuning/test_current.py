@@ -72,6 +72,13 @@ def test_a_current_size_that_does_not_fit_is_named():
     assert "1000 exceeds a limit" in result.reasons[0]
 
 
+def test_a_current_size_far_beyond_those_that_fit_is_listed():
+    """More than 40 sizes are proposed, and no size lies within a factor of two of the current one: the cut ends."""
+    result = tune(RISING, 2**30, samples=2**22)
+    assert {m.batch_size: m.status for m in result.measurements}[2**30] == "over_limit"
+    assert result.recommended
+
+
 def test_a_current_size_joins_a_list():
     """It is measured with the listed sizes."""
     result = tune(RISING, 24, sizes=[8, 64])
