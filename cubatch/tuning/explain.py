@@ -48,6 +48,7 @@ _MAX_PASSES = 3  # passes named in a sentence
 _MAX_REASON = 160  # characters of a foreign message in a sentence; the measurement keeps all of it
 
 _BEST = {"throughput": "fastest", "latency": "lowest latency", "energy": "best samples per joule"}
+_END = {"throughput": "smallest", "latency": "largest", "energy": "smallest"}  # of the sizes that are as good
 _EQUAL = {"throughput": "equally fast", "latency": "equally fast", "energy": "equally efficient"}
 _WORSE = {"throughput": "are slower", "latency": "take longer", "energy": "use more energy per sample"}
 _REFUSED = ("out_of_memory", "over_limit")
@@ -91,6 +92,7 @@ _MODEL_NOTES = {
 """Sentences of `ModelNote`, by code."""
 _COUNTED = ("counted_clocks", "fitted_on_h200")
 _UNTRIED = "Experimental kernels count where they apply: {}. By default they are off, because no GPU has run them yet."
+_UNPAIRED = "No reference step was timed: a host that changes its speed during the run distorts the comparison."
 MEMORY_OF_ENGINE = "Memory is planned for cubatch's own engine; a framework takes more, so that less fits."
 MEMORY_OF_MODULE = "Memory is that of the step's tensors; workspaces and unused blocks of the allocator come on top."
 
@@ -114,13 +116,11 @@ def headline(result: TuningResult, posterior: Posterior) -> str:
         alone = " No other size was requested." if result.decided_by == "batch_sizes" else ""
         return f"Use batch size {n}: {value}.{alone}"
     if n in equal and len(equal) > 1:
-        alike_ = f"Sizes {_span(equal, result)} are {_EQUAL[result.objective]} within the noise."
-        end = "largest" if result.objective == "latency" else "smallest"
-        why = (
-            ""
-            if n == equal[-1 if end == "largest" else 0] or result.shares[n] < 1 - (result.tolerance or 0.0)
-            else f", the {end} expected within {_tolerance(result)} of the best{_before_the_end(result)}"
-        )
+        limits, end = f"{_within_limits(result)}{_before_the_end(result)}", _END[result.objective]
+        is_end = n == equal[-1 if end == "largest" else 0] or result.shares[n] < 1 - (result.tolerance or 0.0)
+        why = "" if is_end else f", the {end} expected within {_tolerance(result)} of the best{limits}"
+        best = f", the {_BEST[result.objective]}{limits}" if is_end and limits else ""
+        alike_ = f"Sizes {_span(equal, result)} are {_EQUAL[result.objective]} within the noise{best}."
         return f"Use batch size {n}: {value}{why}. {alike_}"
     return f"Use batch size {n}: {value}, {_rank(result, n)}."
 
@@ -138,8 +138,9 @@ def _not_compared(result: TuningResult, n: int, value: str) -> str:
     if _count_timed(result) > 1:
         what = "your size" if n == result.current_batch_size else "the best so far"
         return f"No recommendation: {n}, {what}, was timed only once{within}: {value}. Raise budget."
-    failed = [m for m in result.sizes.values() if m.status == "error"]
-    remedy = ": raise budget" if is_cut else f" ({_counted(len(failed), 'other size')} failed)" if failed else ""
+    failed = sum(m.status in _FAILED for m in result.sizes.values())
+    count = f" ({_counted(failed, 'other size')} failed)" if failed else ""
+    remedy = ": raise budget" if is_cut else f"{count}: name other sizes in batch_sizes"
     alone = f"Only batch size {n} was measured{within}: {value}."
     return f"{alone} It was compared with no other size, so there is no recommendation{remedy}."
 
@@ -155,7 +156,7 @@ def is_compared(result: TuningResult) -> bool:
     return _count_timed(result) > 1 and len(result.sizes[result.batch_size or 0].timings_seconds) >= LEAST_TIMINGS
 
 
-def _count_timed(result: TuningResult) -> int:
+def _count_timed(result: BatchSizeResult) -> int:
     return sum(m.latency_seconds is not None for m in result.sizes.values())
 
 
@@ -166,11 +167,11 @@ def _against_current(result: TuningResult, posterior: Posterior, current: int, v
     `current` is the user's size, and `value` the objective at the recommended size as text.
     """
     n, fastest, shares = result.batch_size or 0, result.fastest_batch_size or 0, result.shares
-    best = f"the {_BEST[result.objective]} ({fastest})"
+    best = f"the {_BEST[result.objective]}{_within_limits(result)} ({fastest}){_before_the_end(result)}"
     if n == current == fastest:
         return f"Keep batch size {n}: {value}, {_rank(result, n)}."
     if n == current and shares[n] < 1 - (result.tolerance or 0.0):
-        return f"Keep batch size {n}: {value}, not distinguishable from {best} within the noise."
+        return f"Keep batch size {n}: {value}, not distinguishable by its timings from {best}."
     if n == current:
         return f"Keep batch size {n}: {value}, within {_tolerance(result)} of {best}."
     if current not in shares:
@@ -223,7 +224,7 @@ def _in_loop(result: TuningResult, chosen: Measurement) -> str:
     value = f"{format_objective(rates[n], 'throughput')} in a loop with the data loader{_doubt(result, chosen)}"
     word, unknown = "Keep" if n == current else "Use", ""
     if current in rates and current != n:
-        rank = f"{rates[n] / rates[current]:.3g} times as fast as {current}{_before_the_end(result)}"
+        rank = f"{rates[n] / rates[current]:.3g} times as fast as {current}"
     else:
         fastest = max(rates, key=lambda m: (rates[m], m))
         near = f"within {_tolerance(result)} of the fastest ({fastest}){_before_the_end(result)}"
@@ -279,7 +280,9 @@ def sizes_without_result(result: TuningResult, outcomes: Outcomes) -> list[str]:
     gain = max((each for each in gains if each is not None), default=math.inf)
     is_guess = gain > 1 or _count_timed(result) <= _FEW or any(m.batch_size > _FAR * ran for m in untried)
     gained = "" if is_guess else f" (up to {_percent(gain)} to gain)"
-    others = count_statuses([m for m in sizes if m not in untried and m not in unreached], result.limits)
+    limit = result.limits.get("latency_seconds")
+    closed = [m for m in sizes if m.status not in ("not_run", "interrupted") and not m.exceeds(limit)]
+    others = count_statuses(closed, result.limits)
     failed = "" if end is None else f"{end.batch_size} {_FAILED[end.status]}"
     why = "Not tried, because sizes with the same divisors raised an error"
     return [
@@ -330,22 +333,27 @@ def _interrupted(result: TuningResult) -> str:
 
 def _rank(result: BatchSizeResult, n: int, fastest: int | None = None) -> str:
     """Return a phrase on how batch size n compares with batch size `fastest` (None: the result's) by the objective."""
-    latency, fastest = result.objective == "latency", fastest or result.fastest_batch_size
+    fastest = fastest or result.fastest_batch_size
     if not result.predicted and sum(m.is_measured for m in result.sizes.values()) == 1:
         return "the only size that ran within the limits"
-    best = f"the {_BEST[result.objective]}"
+    best, cut = f"the {_BEST[result.objective]}{_within_limits(result)}", _before_the_end(result)
     if n == fastest:
-        return best if result.predicted else f"{best}{_before_the_end(result) or ' of the measured sizes'}"
-    end = "largest" if latency else "smallest"
-    return f"the {end} size within {_tolerance(result)} of {best} ({fastest}){_before_the_end(result)}"
+        return best if result.predicted else f"{best}{cut or ' of the measured sizes'}"
+    return f"the {_END[result.objective]} size within {_tolerance(result)} of {best} ({fastest}){cut}"
+
+
+def _within_limits(result: BatchSizeResult) -> str:
+    """Return a phrase that restricts the best size to the limits, if a size over them is better; else empty text."""
+    best = result.sizes[result.fastest_batch_size or 0].value(result.objective)
+    over = (m.value(result.objective) for m in result.sizes.values() if m.status == "over_limit")
+    is_better = result.objective != "latency" and any(value and best and value[0] > best[0] for value in over)
+    return " within the limits" if is_better else ""
 
 
 def _before_the_end(result: BatchSizeResult) -> str:
     """Return a phrase with the number of measured batch sizes if the budget ended before others; else empty text."""
-    if result.decided_by != "budget":
-        return ""
-    count = sum(m.latency_seconds is not None for m in result.sizes.values())
-    return f" of the {count} sizes that were measured before the budget ended"
+    is_cut = any(m.status == "not_run" for m in result.sizes.values())
+    return f" of the {_count_timed(result)} sizes that were measured before the budget ended" if is_cut else ""
 
 
 def _doubt(result: TuningResult, chosen: Measurement) -> str:
@@ -375,7 +383,8 @@ def _fastest(result: TuningResult) -> list[str]:
         return [f"The best loop reaches {best} at {fastest}; that of {n} reaches {share} of it."] * (n != fastest)
     if n == fastest:
         return []
-    sentences = [f"The best is {_value(result, fastest)} at {fastest}; {n} reaches {_share(result, n)} of it."]
+    best = f"The best{_within_limits(result)} is {_value(result, fastest)} at {fastest}"
+    sentences = [f"{best}; {n} reaches {_share(result, n)} of it."]
     if n not in equal and len(equal) > 1:
         sentences.append(f"Sizes {_span(equal, result)} are {_EQUAL[result.objective]} within the noise.")
     return sentences
@@ -437,14 +446,18 @@ def _conditions(result: TuningResult, posterior: Posterior, throttled_only: Sequ
         (result.l2 == "cold" and not is_cpu, "The L2 cache is cold: steps rotate over several sets of buffers."),
         (result.l2 == "warm" and not is_cpu, "The L2 cache is warm: steps ran back to back, as they do in use."),
         (result.accumulate > 1, f"{step}; latencies are of such steps."),
-        (alone, "No reference step was timed: a host that changes its speed during the run distorts the comparison."),
+        (alone, f"{_UNPAIRED} Measure again on a quiet machine, or with a larger budget."),
     )
 
 
 def _largest(result: BatchSizeResult) -> list[str]:
-    """Return a list with a sentence on the largest batch sizes that fit and that ran; empty without a memory plan."""
+    """
+    Return a list with a sentence on the largest batch sizes that fit and that ran.
+
+    It is empty without a memory plan, and where the sentence on the limiting factor has them.
+    """
     largest, ran = result.largest_batch_size, getattr(result, "largest_measured", None)
-    if largest is None:
+    if largest is None or result.decided_by == "memory":
         return []
     failed = ran_out_of_memory(result)
     if failed is not None:
@@ -475,8 +488,9 @@ def _limit(result: BatchSizeResult, decision: Decision, outcomes: Outcomes = _NO
     if limit == "budget":
         return _untried(result, outcomes)
     if limit == "max_batch_size":
-        top = max(decision.reach, decision.top)
-        return [f"max_batch_size is the limit: sizes above {top} were not allowed and may be faster."]
+        given, top = result.limits.get("max_batch_size"), max(decision.reach, decision.top)
+        what = "max_batch_size" if given else "The data set, multiple_of or divides"
+        return [f"{what} is the limit: sizes above {top} were not allowed and may be faster."]
     if limit == "batch_sizes":
         return [_listed(result, decision)] if len(result.sizes) > 1 else []
     return [{"memory": _memory, "latency_limit": _latency}.get(limit or "", _unknown)(result, decision)]
@@ -499,9 +513,10 @@ def _curve(result: BatchSizeResult, decision: Decision) -> str:
 
 def _memory(result: BatchSizeResult, decision: Decision) -> str:
     failed = None if decision.edge is None else result.sizes.get(decision.edge[0])
+    fits = max(result.largest_batch_size or 0, decision.top)
     if failed is not None and failed.status == "out_of_memory":
-        return f"Memory is the limit: {decision.top} ran, {failed.batch_size} ran out of memory."
-    fits = result.largest_batch_size if result.predicted else decision.top
+        plan = f", though {fits} fits by the memory plan" if fits >= failed.batch_size else ""
+        return f"Memory is the limit: {decision.top} ran, {failed.batch_size} ran out of memory{plan}."
     return f"Memory is the limit: nothing larger than {fits} fits. With more memory a larger size may be faster."
 
 
@@ -537,14 +552,13 @@ def _untried(result: BatchSizeResult, outcomes: Outcomes) -> list[str]:
 
 def _unknown(result: BatchSizeResult, decision: Decision) -> str:
     """Return a sentence for a result without a known limit: by an interruption, a failure, or missing batch sizes."""
-    n, top, limit = result.batch_size or 0, decision.top, result.limits.get("latency_seconds")
+    n, top = result.batch_size or 0, decision.top
     beyond = [m for m in result.sizes.values() if m.batch_size > top]
     if any(m.status == "interrupted" for m in result.sizes.values() if m.batch_size > n):
         return f"The interruption is the limit: sizes above {n} were not measured to their end."
     if decision.edge is not None and decision.edge[1] == FAILURE:
         failed = result.sizes[decision.edge[0]]
-        how = _FAILED.get(failed.status, "failed")
-        return f"Larger sizes are unknown: {top} ran, {failed.batch_size} {how}{_first_reason([failed], limit)}."
+        return f"Larger sizes are unknown: {top} ran, {failed.batch_size} {_FAILED.get(failed.status, 'failed')}."
     refused = next((m for m in beyond if m.status in _REFUSED), None)
     gap = "nothing larger gave a timing"
     if refused is not None:
@@ -705,10 +719,10 @@ def _counted(count: int, noun: str) -> str:
 
 def _first_reason(group: Sequence[Measurement], limit: float | None) -> str:
     first = group[0]
-    if first.status == "over_limit" and first.exceeds(limit):
-        return f" ({format_seconds(first.latency_seconds or 0.0)}, {_count(len(first.timings_seconds))})"
     whose = f"{first.batch_size}: " if len(group) > 1 else ""
     why = textwrap.shorten(visible(first.stop_reason), _MAX_REASON, placeholder=" …")
+    if first.status == "over_limit" and first.exceeds(limit):
+        why = f"{format_seconds(first.latency_seconds or 0.0)}, {_count(len(first.timings_seconds))}"
     return f" ({whose}{why})" if why else ""
 
 

@@ -250,7 +250,8 @@ def test_a_list_decided_where_it_holds_nothing_up_to_the_size_that_failed() -> N
 def test_max_batch_size_decided_where_the_sizes_looked_at_reach_it() -> None:
     """Also where the last was dropped by its neighbours' readings."""
     for last in (rate(100, 12), DROPPED):
-        result = decide({4: rate(50, 4), 8: rate(100, 8), 12: last})
+        setting = {"limits": {"max_batch_size": 12}}
+        result = decide({4: rate(50, 4), 8: rate(100, 8), 12: last}, setting=setting)
         assert (result.batch_size, result.decided_by) == (8, "max_batch_size")
         assert any("max_batch_size is the limit: sizes above 12" in reason for reason in result.reasons)
 

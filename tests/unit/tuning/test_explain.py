@@ -26,6 +26,7 @@ from tests.unit.tuning.ends import (
     Ended,
     answer_of,
     decide,
+    rate,
     rounds,
     steady,
     too_slow,
@@ -227,11 +228,87 @@ def test_a_gain_is_named_only_where_timings_tell_it(timed, untried, is_known) ->
     assert any("35 % to gain" in reason for reason in said) == is_known
 
 
-def test_the_first_sentence_says_which_sizes_were_compared() -> None:
-    """A smaller size than the fastest was "within 1 % of the fastest", as if all others had been measured."""
-    found = answer_of({8: [1.0] * 7, 16: [1.94] * 7, 32: []}, {32: "not_run"}, Goal(tolerance=0.05))
-    assert (found.batch_size, found.fastest_batch_size, found.decided_by) == (8, 16, "budget")
+@pytest.mark.parametrize(
+    ("seconds", "current", "best"),
+    [
+        ({8: [1.0] * 7, 16: [1.94] * 7, 32: []}, None, 16),
+        ({8: [], 16: [1.0] * 7, 32: [1.94] * 7}, None, 32),
+        ({8: [1.0] * 7, 16: [2.0, 1.99] * 4, 32: []}, None, 16),
+        ({8: [1.0] * 7, 16: [1.94] * 7, 32: []}, 8, 16),
+        ({8: [1.0, 1.4] * 4, 16: [2.0, 2.2] * 4, 32: []}, 8, 16),
+    ],
+    ids=["larger", "smaller", "tied", "current", "current and noisy"],
+)
+def test_the_first_sentence_says_which_sizes_were_compared(seconds, current, best) -> None:
+    """Where the budget ended before a size, of any size, the first sentence counts the measured sizes."""
+    untried = {n: "not_run" for n, taken in seconds.items() if not taken}
+    found = answer_of(seconds, untried, Goal(tolerance=0.05), current=current)
+    assert found.fastest_batch_size == best
+    assert found.batch_size < best
     assert "of the 2 sizes that were measured before the budget ended" in found.reasons[0]
+
+
+def test_the_memory_limit_is_named_once_and_as_planned() -> None:
+    """196 ran and the plan has memory for 199: nothing larger than 199 fits; or 198 ran out of memory all the same."""
+    ran = steady((8, 1.0), (196, 2.0))
+    (planned,) = (text for text in answer_of(ran, largest_batch_size=199).reasons if "199" in text)
+    assert planned.startswith("Memory is the limit: nothing larger than 199 fits")
+    failed = answer_of({**ran, 198: []}, {198: "out_of_memory"}, largest_batch_size=199)
+    assert [sorted(numbers(text)) for text in failed.reasons[1:] if "196" in text] == [[196, 198, 199]]
+
+
+def test_a_size_with_timings_is_not_listed_without_a_result() -> None:
+    """36 takes longer than the limit, which is one sentence; 8, the best so far, was interrupted after a timing."""
+    slow = decide({35: Ended(1.0), 36: too_slow(1.2)}, Goal(latency_limit=1.1))
+    assert sum("1.20 s" in text for text in slow.reasons) == 1
+    cut = answer_of({8: [1.0], 16: []}, {8: "interrupted", 16: "interrupted"}, partial=True)
+    assert [8.0 in numbers(text) for text in cut.reasons] == [True, False]
+
+
+@pytest.mark.parametrize(("given", "named"), [(16, True), (None, False)])
+def test_an_argument_that_was_not_given_is_no_limit(given: int | None, *, named: bool) -> None:
+    """Without max_batch_size sizes end by the data set, `multiple_of` or `divides`."""
+    setting = {"limits": {"max_batch_size": given}}
+    found = explained.measured(steady((8, 1.0), (16, 1.5)), setting=setting, largest_allowed=16)
+    assert found.decided_by == "max_batch_size"
+    assert any("max_batch_size is the limit" in text for text in found.reasons) == named
+    assert any("divides" in text for text in found.reasons) != named
+
+
+@pytest.mark.parametrize(("seconds", "is_faster"), [(0.25, True), (0.5, False)])
+def test_the_fastest_is_so_within_the_limits_if_a_faster_size_is_over_them(seconds: float, *, is_faster: bool) -> None:
+    """64 takes longer than 0.2 s: with 256 samples/s it is faster than 32 with 180, with 128 it is slower."""
+    found = decide({16: rate(100, 16), 32: rate(180, 32), 64: too_slow(seconds)}, Goal(latency_limit=0.2))
+    assert found.batch_size == found.fastest_batch_size == 32
+    assert ("the fastest within the limits" in found.reasons[0]) == is_faster
+
+
+def test_a_time_is_that_of_the_size_in_front_of_it() -> None:
+    """Of 64 and 96, which are too slow, only the time of 64 is named."""
+    with pytest.raises(NothingMeasured) as caught:
+        decide({1: ERROR, 64: too_slow(0.0605, 3), 96: too_slow(0.09, 3)}, Goal(latency_limit=0.05))
+    assert "64 and 96 (64: 60.5 ms" in caught.value.reason
+
+
+@pytest.mark.parametrize("status", ["error", "timeout"])
+def test_a_size_that_was_compared_with_none_has_a_remedy(status: str) -> None:
+    """No other size of the list ran, so that another list is needed; the failed sizes are counted."""
+    alone = answer_of({1: [1.0] * 5, 2: [], 3: []}, {2: status, 3: status}, is_listed=True)
+    assert alone.batch_size is None
+    assert "2 other sizes failed" in alone.reasons[0]
+    assert "batch_sizes" in alone.reasons[0]
+
+
+def test_a_message_of_a_failure_is_given_once() -> None:
+    """16 raised an error: what it said is in one sentence, not in that on the limit too."""
+    said = decide({4: rate(50, 4), 8: rate(100, 8), 16: ERROR}).reasons
+    assert sum("why of 16" in text for text in said) == 1
+
+
+def test_a_missing_reference_step_has_a_remedy() -> None:
+    """Drift of the host is in the comparison: a larger budget takes more timings, and may hold a reference step."""
+    (missing,) = (text for text in explained.CASES["a CPU without a reference step"]().reasons if "reference" in text)
+    assert "larger budget" in missing
 
 
 def test_one_timed_size_says_nothing_of_larger_ones() -> None:
