@@ -13,8 +13,9 @@ from cubatch.tuning.explain import ran_out_of_memory
 from cubatch.tuning.results import BatchSizeResult
 from cubatch.units import OBJECTIVE_UNITS, format_bytes
 
-STATUS_WORDS = {
-    "dropped": "dropped: not expected to be better",
+RULED_OUT = "ruled out by neighbors"  # dropped without a timing
+_STATUS_WORDS = {
+    "dropped": RULED_OUT,
     "out_of_memory": "out of memory",
     "over_limit": "over the limit",
     "not_run": "not run",
@@ -22,7 +23,6 @@ STATUS_WORDS = {
     "error": "error",
     "interrupted": "interrupted",
 }
-RULED_OUT = "ruled out by neighbors"  # dropped without a timing
 _MAX_LABELS = 4
 _LABEL_REACH = 0.2  # half the width of the label of the recommended size, as a share of the axis
 # Beginnings of the reasons that explain a step of the curve.
@@ -52,7 +52,7 @@ class Curve:
                     Dot(batch_size=n, value=value[0], low=value[1], high=value[2], is_ok=m.status == "ok")
                 )
             else:
-                self.absent.append((n, RULED_OUT if m.status == "dropped" else STATUS_WORDS.get(m.status, "not run")))
+                self.absent.append((n, _STATUS_WORDS.get(m.status, "not run")))
         shown = {point.batch_size: point for point in self.points if result.recommended}
         self.answer = shown.get(result.batch_size or 0)
         self.fastest = shown.get(result.fastest_batch_size or 0)
