@@ -85,10 +85,11 @@ def study(
     except KeyboardInterrupt as stop:
         console.say("cubatch: interrupted; the timings are cached, repeat the command to continue")
         raise typer.Exit(console.INTERRUPTED) from stop
-    written = studies.write(payload, folder)
-    console.emit(table.grids(payload), payload, json)
-    for path in written:
-        console.say(f"wrote {path}")
+    try:
+        console.emit(table.grids(payload), payload, json)
+    finally:  # if one fails, the other is still written
+        for path in studies.write(payload, folder):
+            console.say(f"wrote {path}")
     if not style.is_installed():
         console.say(f"No figures: Matplotlib is not installed. {install_command('plot')}")
 

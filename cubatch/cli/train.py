@@ -12,6 +12,7 @@ import typer
 
 from cubatch.choices import Schedule
 from cubatch.cli import console, options as opt
+from cubatch.errors import CubatchError
 
 if TYPE_CHECKING:
     from cubatch.engine.training_run import Epoch, Step
@@ -108,10 +109,12 @@ def train(
     try:
         with _progress(model, epochs) as show:
             trained = arranged.run(done.append, show)
-    except KeyboardInterrupt as stop:
+    except (KeyboardInterrupt, CubatchError) as stop:
         if done:
             partial = [common.plain(epoch) for epoch in done]
             console.emit([training.epochs(done, title=title)], {"schema": 1, "epochs": partial}, json)
+        if isinstance(stop, CubatchError):
+            raise
         state = "nothing is saved; --checkpoint FILE saves a run"
         if checkpoint is not None:
             exists = checkpoint.is_file()

@@ -160,10 +160,12 @@ def tune(
         partial: _Result | None = getattr(stop, "partial", None)
         if partial is not None:
             _show(partial, json)
-        is_kept = getattr(stop, "is_kept", not no_store)
         is_timed = not isinstance(partial, TuningResult) or partial.largest_measured is not None
         resume = f"cached; repeat the command{' without --fresh' if fresh else ''} to continue"
-        timings = f"; the timings are {resume if is_kept else 'not cached'}" if is_timed else " before the first timing"
+        ending = resume if getattr(stop, "is_kept", not no_store) else "not cached"
+        timings = (
+            f"; {'any' if partial is None else 'the'} timings are {ending}" if is_timed else " before the first timing"
+        )
         console.say(f"cubatch: interrupted{timings}")
         raise typer.Exit(console.INTERRUPTED) from stop
     _show(result, json)

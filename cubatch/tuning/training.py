@@ -238,7 +238,8 @@ def _tuned(
     result = tune(work.spec, mode="training", max_batch_size=target or most, **where, **facts)
     if target is None:
         size = result.batch_size or result.fastest_batch_size or 1
-        chosen = f"training with batch size {size}, the answer for training {work.name} with {work.optimizer}"
+        rank = "the recommended size" if result.recommended else "without a recommendation"
+        chosen = f"training with batch size {size}, {rank} for training {work.name} with {work.optimizer}"
         return size, (chosen, *result.reasons)
     fitting = fit.cuts(work, target, memory_limit(devices, work.device, None).bytes)
     division = accumulation.cut(result, target, fitting=fitting)

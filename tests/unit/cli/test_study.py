@@ -58,6 +58,19 @@ def test_a_study_writes_its_folder(run, tmp_path, virtual):
         assert words in text
 
 
+def test_a_study_whose_files_cannot_be_written_is_shown(run, tmp_path, virtual, monkeypatch):
+    """The answer took long to measure: it is printed, and in the JSON, before the error."""
+
+    def fail(_, folder):
+        raise InvalidArgument("out", str(folder), "a folder to write to")
+
+    monkeypatch.setattr("cubatch.studies.run.write", fail)
+    code, out, err = run("study", *SMALL, "--out", tmp_path / "out", "--json", tmp_path / "s.json")
+    assert (code, "a folder to write to" in err) == (2, True)
+    assert "Is a power of two faster? mlp" in out
+    assert json.loads((tmp_path / "s.json").read_text())["answer"]
+
+
 def begin(arguments):
     """Start a study in a process of its own, with as many threads of BLAS as this one: cached timings ask for that."""
     command = [sys.executable, "-m", "cubatch", "study", *arguments]

@@ -15,10 +15,12 @@ import cubatch.tuning
 from cubatch.engine import checkpoint
 from cubatch.engine.network import Model
 from cubatch.engine.training_run import Step
+from cubatch.errors import InvalidData
 from cubatch.hardware import probe
 from cubatch.network import models
 from cubatch.network.weight_files import save_weights
 from cubatch.tuning.step_memory import footprint
+from tests.unit.tuned import tuned
 
 ROOT = Path(cubatch.__file__).parent.parent
 
@@ -52,10 +54,10 @@ def train(monkeypatch):
         for number in range(1, epochs + 1):
             progress(Epoch(number))
             if fake.stop:
-                raise KeyboardInterrupt
+                raise fake.stop
         return Trained(tuple(Epoch(number) for number in range(1, epochs + 1)))
 
-    fake.stop = False
+    fake.stop = None
     monkeypatch.setattr("cubatch.engine.train.train", fake)
     return fake
 
@@ -95,7 +97,7 @@ def test_train_auto_tunes_for_training_and_takes_the_answer(run, autotune, train
 @pytest.mark.usefixtures("autotune")
 def test_interrupted_training_shows_the_epochs_that_are_done(run, train):
     """Ctrl-C loses the model, not what was learnt about it."""
-    train.stop = True
+    train.stop = KeyboardInterrupt()
 
     code, out, err = run("train", "mnist-cnn", "--data", "here", "--batch-size", "32")
 
@@ -105,10 +107,33 @@ def test_interrupted_training_shows_the_epochs_that_are_done(run, train):
 
 
 @pytest.mark.usefixtures("autotune")
+def test_failed_training_shows_the_epochs_that_are_done(run, train, tmp_path):
+    """As on a full disk at the end: the epochs are printed and in the JSON, then the error."""
+    train.stop = InvalidData("w.npz", "No space left on device")
+
+    code, out, err = run("train", "mnist-cnn", "--data", "here", "--batch-size", "32", "--json", tmp_path / "t.json")
+
+    assert (code, err) == (1, "cubatch: w.npz: No space left on device\n")
+    assert out.count("98.00 %") == 1
+    assert len(json.loads((tmp_path / "t.json").read_text())["epochs"]) == 1
+
+
+def test_a_size_without_a_recommendation_is_not_called_recommended(run, autotune, train, monkeypatch):
+    """Training goes on with the fastest size, and its first line says that it is no recommendation."""
+    undecided = tuned(batch_size=None, fastest_batch_size=128)
+    monkeypatch.setattr(autotune, "result", undecided)
+    sample = ROOT / "tests" / "data" / "mnist-sample"
+    code, _, err = run("train", "mnist-cnn", "--data", sample, "--epochs", "1")
+
+    assert (code, train.options["batch_size"]) == (0, 128)
+    assert "batch size 128, without a recommendation" in err
+
+
+@pytest.mark.usefixtures("autotune")
 def test_interrupted_training_says_where_it_is_kept(run, train, tmp_path, monkeypatch):
     """And that the same command goes on."""
     monkeypatch.setattr("cubatch.engine.checkpoint.read", lambda _: None)
-    train.stop, kept = True, tmp_path / "run.safetensors"
+    train.stop, kept = KeyboardInterrupt(), tmp_path / "run.safetensors"
     kept.touch()
 
     code, _, err = run("train", "mnist-cnn", "--data", "here", "--batch-size", "32", "--checkpoint", str(kept))
