@@ -90,7 +90,9 @@ def autotune_fleet(
     if "device" in options:
         raise InvalidArgument("device", options["device"], "left out: every worker measures on its own device")
     if batch_sizes is not None:
-        options["batch_sizes"] = list(batch_sizes)
+        options["batch_sizes"] = list(batch_sizes) if isinstance(batch_sizes, Iterator) else batch_sizes
+    checks.check_options(options, tune.autotune)
+    checks.check_kind("prices", prices or {}, Mapping, 'a mapping such as {"t4": 0.35}')
     _check(inspect.signature(tune.autotune).bind(layer_spec, **options), prices or {})
     missing = _missing(predict)
     if not isinstance(store, bool | str | Path) or not str(store):  # the workers check the folder

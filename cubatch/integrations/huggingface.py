@@ -236,7 +236,9 @@ def _limited(options: dict[str, Any], dataset: Any, devices: int) -> dict[str, A
     most, count = options.get("max_batch_size"), _length(dataset)
     if count is None:
         return options
-    return {**options, "max_batch_size": max(1, count // devices if most is None else min(most, count // devices))}
+    own = count // devices
+    top = own if most is None else min(check_batch_size(most, "max_batch_size"), own)
+    return {**options, "max_batch_size": max(1, top)}
 
 
 def _step(trainer: Any, call: Callable[[Any, dict[str, Any]], Any]) -> Any:

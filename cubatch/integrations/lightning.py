@@ -57,8 +57,10 @@ class _Finder:
         super().__init__(batch_arg_name=batch_arg_name)  # type: ignore[call-arg]
         self.optimal_batch_size = None
         self.result: TuningResult | None = None
-        self._max_batch_size = max_batch_size
-        self._target = None if target_batch_size is None else check_batch_size(target_batch_size, "target_batch_size")
+        given = {"max_batch_size": max_batch_size, "target_batch_size": target_batch_size}
+        self._max_batch_size, self._target = (
+            None if size is None else check_batch_size(size, name) for name, size in given.items()
+        )
         self._options: dict[str, Any] = {
             "memory_limit": memory_limit, "latency_limit": latency_limit, "objective": objective,
             "tolerance": tolerance, "budget": budget, "seed": seed, "progress": progress,

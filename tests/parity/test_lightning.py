@@ -245,6 +245,15 @@ def test_a_module_that_optimises_by_hand_is_refused_and_left_as_it_was(tmp_path)
     assert "log" not in vars(model)
 
 
+@pytest.mark.parametrize("name", ["target_batch_size", "max_batch_size"])
+@pytest.mark.parametrize("size", [0, 2.5, "64"])
+def test_sizes_are_checked_where_the_callback_is_made(size, name):
+    """Each is a whole number of samples."""
+    with pytest.raises(InvalidArgument) as caught:
+        CubatchBatchSizeFinder(**{name: size})
+    assert caught.value.field == name
+
+
 class DrawsItself(Counter):
     """Takes the batches out of the loader by itself."""
 

@@ -137,12 +137,13 @@ def test_a_timed_step_clips_gradients_and_uses_the_optimizer_of_the_trainer(tmp_
     assert stepped == {torch.optim.AdamW}
 
 
-@pytest.mark.parametrize("target", [0, 2.5, "64", True])
-def test_a_target_is_checked(tmp_path, target):
-    """It is a whole number of samples."""
+@pytest.mark.parametrize("name", ["target_batch_size", "max_batch_size"])
+@pytest.mark.parametrize("size", [0, 2.5, "64", True])
+def test_a_target_and_a_largest_size_are_checked(tmp_path, size, name):
+    """Each is a whole number of samples, and none is replaced by another number."""
     with pytest.raises(InvalidArgument) as caught:
-        tune_trainer(make(tmp_path), target_batch_size=target)
-    assert caught.value.field == "target_batch_size"
+        tune_trainer(make(tmp_path), **{name: size})
+    assert caught.value.field == name
 
 
 def test_datasets_without_a_length_set_no_limit(tmp_path):

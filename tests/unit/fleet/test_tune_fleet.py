@@ -50,6 +50,10 @@ def clients(monkeypatch):
         ({"predict": ["cpu"]}, "predict"),
         ({"predict": ["t4", "t44"]}, "device"),
         ({"store": 5}, "store"),
+        ({"batch_sizes": 5}, "batch_sizes"),
+        ({"batch_sizes": "32"}, "batch_sizes"),
+        ({"prices": ["t4"]}, "prices"),
+        ({"budgett": 5}, "argument"),
     ],
 )
 def test_what_each_worker_would_refuse_is_refused_before_one_is_asked(clients, wrong, field):
