@@ -177,6 +177,38 @@ def test_the_json_of_kernels_is_as_documented(tmp_path):
     assert list(example["kernels"][0]["variants"][0]) == list(written["kernels"][0]["variants"][0])
 
 
+@pytest.mark.parametrize(
+    ("row", "command"),
+    [
+        ("`predict --device`", "predict mlp --device t4 --batch-sizes 8"),
+        ("`predict --devices`", "predict mlp --devices t4,a40 --batch-sizes 8"),
+        ("`memory`, one device", "memory mlp --device t4"),
+        ("`memory`, several devices", "memory mlp --device t4,a40"),
+        ("`cubatch serving`", "serving tuned.json --arrival-rate 1 --p99 1"),
+        ("`cubatch profile`", "profile mlp --device cpu --budget 0.1"),
+        ("`study list`", "study list"),
+        ("`cubatch candidates`", "candidates mlp --device t4"),
+        ("`cubatch occupancy`", "occupancy --device t4 --threads 64 --registers 32"),
+        ("`cubatch bench`", "bench gemm --m 64 --n 64 --k 64 --device t4 --dry-run"),
+        ("`devices`, `models`, `layers`", "devices"),
+        ("`devices`, `models`, `layers`", "layers relu"),
+        ("`store list`, `show`, `clear`", "store list --store none.db"),
+        ("`store list`, `show`, `clear`", "store clear --all --store none.db"),
+    ],
+)
+def test_the_json_of_a_command_has_the_documented_keys(row, command, tmp_path, monkeypatch):
+    """Each key at the top of what it writes is in its row of the table."""
+    monkeypatch.chdir(tmp_path)
+    example = json_of("result") | {"mode": "inference"}
+    (tmp_path / "tuned.json").write_text(json.dumps(example), encoding="utf-8")
+    with pytest.raises(SystemExit) as ended:
+        app([*command.split(), "--json", "out.json"], prog_name="cubatch")
+    assert not ended.value.code
+    (cells,) = re.findall(rf"^\| {row} \|(.*)", text_of("reference/api.md"), re.MULTILINE)
+    written = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    assert set(written) - {"schema"} <= set(re.findall(r"`(\w+)`", cells))
+
+
 def test_a_kernel_that_a_page_names_exists():
     """By the name of its variant."""
     names = {kernel.name for kernel in variant.kernels()}
