@@ -177,6 +177,8 @@ def cached(function: Callable[Concatenate[Spec, _P], _R]) -> Callable[Concatenat
 def _check_weights(nodes: Sequence[Node], weights: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise InvalidSpec or UnknownName for weights that are no arrays, belong to no layer, or have another shape."""
     known = {node.name: {**node.layer.parameter_shapes, **node.layer.state_shapes} for node in nodes}
+    if not isinstance(weights, Mapping):
+        raise InvalidSpec("weights", weights, "a mapping of arrays by layer and name")
     for layer, arrays in weights.items():
         if layer not in known:
             raise UnknownName("layer in weights", layer, known)

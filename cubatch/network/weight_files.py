@@ -18,6 +18,7 @@ import numpy as np
 
 from cubatch import array_file
 from cubatch.array_file import CHECKPOINT, WEIGHTS
+from cubatch.checks import check_kind
 from cubatch.errors import InvalidArgument, InvalidData, near_names
 from cubatch.network import state_dict as pytorch
 from cubatch.network.graph import Network
@@ -28,6 +29,7 @@ Weights = Mapping[str, Mapping[str, Any]]
 
 VERSION = 1
 _MOST_NAMED = 3
+_A_NETWORK = "a Network, as cubatch.models.build() returns it"
 
 
 def save_weights(network: Network, path: str | Path) -> None:
@@ -48,6 +50,7 @@ def save_weights(network: Network, path: str | Path) -> None:
         >>> import cubatch as cb
         >>> cb.save_weights(cb.load_onnx("model.onnx"), "model.safetensors")     # doctest: +SKIP
     """
+    check_kind("network", network, Network, _A_NETWORK)
     shapes = _shapes(network)
     arrays = {f"{layer}.{name}": network.weights.get(layer, {}).get(name) for layer, name in shapes}
     missing = [key for key, array in arrays.items() if array is None]
@@ -78,6 +81,7 @@ def load_weights(network: Network, path: str | Path) -> Network:
         >>> import cubatch as cb
         >>> net = cb.load_weights(cb.models.build("resnet18"), "resnet18.safetensors")     # doctest: +SKIP
     """
+    check_kind("network", network, Network, _A_NETWORK)
     arrays, notes = array_file.read(path)
     if CHECKPOINT in notes:
         remedy = "`cubatch train --checkpoint` goes on with it, and with --save writes its weights."
@@ -124,6 +128,7 @@ def from_state_dict(network: Network, state_dict: Mapping[str, Any]) -> Network:
         >>> module = torchvision.models.resnet18(weights="DEFAULT")                     # doctest: +SKIP
         >>> net = cb.from_state_dict(cb.models.build("resnet18"), module.state_dict())  # doctest: +SKIP
     """
+    check_kind("network", network, Network, _A_NETWORK)
     if not isinstance(state_dict, Mapping):
         raise InvalidArgument("state_dict", state_dict, "tensors by name", "module.state_dict() returns them.")
     for key, array in state_dict.items():
@@ -151,6 +156,7 @@ def to_state_dict(network: Network) -> dict[str, np.ndarray[Any, Any]]:
         >>> state = cb.to_state_dict(cb.load_weights(net, "trained.safetensors"))                   # doctest: +SKIP
         >>> module.load_state_dict({name: torch.tensor(array) for name, array in state.items()})   # doctest: +SKIP
     """
+    check_kind("network", network, Network, _A_NETWORK)
     state: dict[str, np.ndarray[Any, Any]] = {}
     missing = []
     for tensor in pytorch.tensors(network):

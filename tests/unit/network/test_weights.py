@@ -139,6 +139,22 @@ def test_a_network_without_all_weights_cannot_be_saved(tmp_path):
             function(NETWORK)
 
 
+@pytest.mark.parametrize("given", ["resnet18", None, {"layers": []}])
+def test_weights_are_of_a_network(given, tmp_path):
+    """The name of a network is none: each function rejects it by the name of its argument, before it reads a file."""
+    calls = (
+        lambda: save_weights(given, tmp_path / "w.npz"), lambda: load_weights(given, tmp_path / "w.npz"),
+        lambda: from_state_dict(given, {}), lambda: to_state_dict(given),
+    )  # fmt: skip
+    for call in calls:
+        with pytest.raises(InvalidArgument) as caught:
+            call()
+        assert caught.value.field == "network"
+    with pytest.raises(InvalidArgument) as caught:
+        Network(input_shape=(1, 1, 4), layers=[Linear(k=2)], weights=given if isinstance(given, str) else [given])
+    assert caught.value.field == "weights"
+
+
 def test_a_layer_without_a_rule_is_named():
     """An operator that was imported as bytes and FLOP alone has weights that no one knows the order of."""
     network = Network(input_shape=(1, 1, 4), layers=[Opaque(name="odd", weights=7), Linear(k=2)], name="imported")
