@@ -118,7 +118,7 @@ def accumulating(work: Workload, batch_size: int, target_batch_size: int | None)
     if target_batch_size is None:
         return work
     if work.mode != "training" or as_network(work.spec) is not work.spec:
-        raise InvalidArgument("target_batch_size", target_batch_size, "None, except for training a network")
+        raise InvalidArgument("target_batch_size", target_batch_size, "left out, except for training a network")
     check_target(batch_size, target_batch_size)
     return attrs.evolve(work, accumulate=batch_size != target_batch_size)
 

@@ -27,7 +27,7 @@ _REWORDED = (
 _OPTIONS = {
     "threads_per_block": "--threads", "registers_per_thread": "--registers", "shared_bytes_per_block": "--shared",
     "num_blocks": "--blocks", "layer_spec": "MODEL", "network": "MODEL", "module": "MODEL", "learning_rate": "--lr",
-    "client": "--scheduler", "extents": "--dim",
+    "client": "--scheduler", "extents": "--dim", "dims": "--dim", "price_per_hour": "--price",
 }  # fmt: skip
 
 
@@ -53,6 +53,7 @@ def message(error: CubatchError, command: Any, words: Sequence[str] = ()) -> str
     """
     options = {param.name: param.opts[0] for param in getattr(command, "params", ()) if param.opts[0].startswith("-")}
     text = _as_options(str(error), options).replace(", or None", "").replace(" or None", "")
+    text = text.replace("store=False", "--no-store") if "no_store" in options else text
     if not options or not isinstance(error, InvalidArgument) or isinstance(error, UnknownName):
         return text
     option = options.get(error.field) or _OPTIONS.get(error.field, "")

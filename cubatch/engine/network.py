@@ -211,7 +211,7 @@ class Model(Learned):
             OutOfMemory: If the batch does not fit; nothing is prepared then.
         """
         if target_batch_size is not None and (self.mode != "training" or self.spec is not self.network):
-            raise InvalidArgument("target_batch_size", target_batch_size, "None, except for training a network")
+            raise InvalidArgument("target_batch_size", target_batch_size, "left out, except for training a network")
         self.release()
         work = attrs.evolve(self._work, accumulate=target_batch_size is not None)
         plan, self._target = lay_out(work, batch_size), target_batch_size

@@ -47,7 +47,7 @@ def resolve_devices(
         raise InvalidArgument("device", shown(device), "None where devices is a list", _REMEDY)
     ranks = tuple(probe.resolve(each) for each in devices)
     if len(ranks) == 1:
-        raise InvalidArgument("devices", devices, "two devices or more", "For one there is device=.")
+        raise InvalidArgument("devices", devices, "two devices or more", f"Or pass device='{devices[0]}'.")
     if {rank.kind for rank in ranks} == {"cpu"}:
         return _on_cpus(len(ranks), ranks[0])
     if len({rank.kind for rank in ranks}) > 1 or len({rank.uuid for rank in ranks}) < len(ranks):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+import sqlite3
 
 import pytest
 
@@ -39,6 +41,7 @@ REFUSED = [
     ("tune mlp --plot nowhere/f.png", 2, "--plot"),
     ("tune mlp --report nowhere/f.png", 2, "--report"),
     ("fleet tune mlp --scheduler tcp://10.0.0.1:8786 --no-store --fresh", 2, "--no-store"),
+    ("memory mlp --target-batch-size 4 --batch-size 2 --mode inference", 2, "--target-batch-size must be left out"),
     # memory and candidates
     ("memory mlp --batch-size x", 2, "'--batch-size': a whole number is needed"),
     ("memory mlp --batch-size 0 --json -", 2, "--batch-size must be"),
@@ -149,3 +152,17 @@ def test_a_command_that_cannot_be_done_is_one_clear_message(run, monkeypatch, tm
     assert words in " ".join(err.split())
     assert not any(foreign in err for foreign in ("Traceback", "Input should", "Value error"))
     assert err.count("\n") == 1 or not err.startswith("cubatch: ")
+
+
+def test_remedies_name_options_and_no_arguments(run, tmp_path):
+    """Of arguments whose option has another name, and of a store that belongs to another program."""
+    with contextlib.closing(sqlite3.connect(tmp_path / "other.db")) as database:
+        database.execute("CREATE TABLE theirs (number)")
+    said = [
+        run("tune", "mlp", "--device", "cpu", "--store", tmp_path / "other.db")[2],
+        run("tune", "mlp", "--device", "cpu", "--dim", "rows=3")[2],
+        run("tune", "mlp", "--devices", "cpu")[2],
+    ]
+    for text, option in zip(said, ("--no-store", "--dim must be", "--device cpu"), strict=True):
+        assert option in text
+    assert not [text for text in said if "store=" in text or "dims" in text or "device=" in text]
