@@ -35,13 +35,14 @@ if TYPE_CHECKING:
     from cubatch.measure.runner import Reading
 
 
-class _Rank:
-    """Serves the calls that a `RankGroup` sends to one of its processes; each call runs the method of its name."""
+class _Rank(replies.RunnerServer):
+    """Serves the calls that a `RankGroup` sends to one of its processes."""
+
+    _runner: Any  # the runner of `network_runner`
 
     def __init__(self, connection: Connection, rank: int, size: int) -> None:
         self._connection, self._rank, self._size = connection, rank, size
         self._exchange: Any = None
-        self._runner: Any = None
 
     def identifier(self) -> Any:
         """Return a new NCCL identifier; ranks on GPUs that pass the same identifier to `meet` are connected."""
@@ -65,23 +66,6 @@ class _Rank:
 
         self._runner = network_runner(device=device, exchange=self._exchange, **arguments)
 
-    def prepare(self, batch_size: int) -> None:
-        self._runner.prepare(batch_size)
-
-    def hold_reference(self, repeats: int) -> bool:
-        """
-        Use the prepared step as the reference step of later timings; return False if the runner cannot.
-
-        `repeats` reference steps run before and after each timing.
-        """
-        is_held: bool = self._runner.hold_reference(repeats)
-        return is_held
-
-    def time(self, repeats: int) -> Reading:
-        """Return the timing of `repeats` steps that all ranks run together."""
-        reading: Reading = self._runner.clock.time(self._runner.step, repeats)
-        return reading
-
     def time_alone(self, repeats: int) -> Reading:
         """Return the timing of `repeats` steps of this rank, without exchange with the others."""
         with self._runner.model.alone():
@@ -91,27 +75,6 @@ class _Rank:
         """Return the seconds of the gradient sums over all ranks since the last call."""
         exchanged: Exchanged = self._exchange.exchanged()
         return exchanged
-
-    def facts(self) -> dict[str, Any]:
-        """
-        Return `peak_bytes`, `peak_device_bytes` and `launch` of the rank's runner, by these names.
-
-        `peak_bytes` are bytes that the engine allocated. `peak_device_bytes` are those of the whole process by the
-        GPU's driver; on a CPU, the growth of its resident set. `launch` describes how steps are launched.
-        """
-        runner = self._runner
-        return {
-            "peak_bytes": runner.peak_bytes, "peak_device_bytes": runner.peak_device_bytes, "launch": runner.launch
-        }  # fmt: skip
-
-    def free_bytes(self) -> int | None:
-        """Return the free memory of this rank's device in bytes; None if unknown."""
-        free: int | None = self._runner.clock.free_bytes()
-        return free
-
-    def release(self) -> None:
-        """Release the memory of the last `prepare`."""
-        self._runner.release()
 
     def train(self, device: str, network: Any, options: Mapping[str, Any]) -> Training:
         """

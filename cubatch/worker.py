@@ -36,15 +36,13 @@ from cubatch.errors import WorkerFailed
 from cubatch.frameworks import heap
 from cubatch.measure import replies
 from cubatch.measure.remote import identify
-from cubatch.measure.runner import FactoryRef, HoldsReference, KnowsFree, Runner
+from cubatch.measure.runner import FactoryRef
 
 _WATCH_SECONDS = 1.0
 
 
-class _Worker:
-    """Serves the requests that a `RemoteRunner` sends to its process; each request runs the method of its name."""
-
-    _runner: Runner
+class _Worker(replies.RunnerServer):
+    """Serves the requests that a `RemoteRunner` sends to its process."""
 
     def start(
         self,
@@ -66,38 +64,9 @@ class _Worker:
             os.sched_setaffinity(0, cpus)
         self._runner = FactoryRef(factory, arguments)()
 
-    def prepare(self, batch_size: int) -> float | None:
-        return self._runner.prepare(batch_size)
-
-    def hold_reference(self, repeats: int) -> bool:
-        return isinstance(self._runner, HoldsReference) and self._runner.hold_reference(repeats)
-
     def call(self, method: str, arguments: dict[str, Any]) -> Any:
         attribute = getattr(self._runner, method)
         return attribute(**arguments) if callable(attribute) else attribute
-
-    def time(self, repeats: int) -> dict[str, Any]:
-        try:
-            return attrs.asdict(self._runner.clock.time(self._runner.step, repeats))
-        except Exception as error:
-            if (launch := self._launch()) and launch["graph"]:
-                error.add_note(f"It happened in a step's graph of {launch['launches']} launches.")
-            raise
-
-    def facts(self) -> dict[str, Any]:
-        memory = {"peak_bytes": self._runner.peak_bytes, "peak_device_bytes": self._runner.peak_device_bytes}
-        return {**memory, "launch": self._launch()}
-
-    def free(self) -> int | None:
-        clock = self._runner.clock
-        return clock.free_bytes() if isinstance(clock, KnowsFree) else None
-
-    def _launch(self) -> dict[str, Any] | None:
-        launch: dict[str, Any] | None = getattr(self._runner, "launch", None)
-        return launch
-
-    def release(self) -> None:
-        self._runner.release()
 
     def close(self) -> None:
         self._runner.close()
@@ -129,7 +98,7 @@ def _serve(worker: _Worker, line: bytes) -> tuple[str, bytes]:
     request = json.loads(line)
     doing = request.pop("do")
     try:
-        reply = json.dumps({"ok": getattr(worker, doing)(**request)})
+        reply = json.dumps({"ok": getattr(worker, doing)(**request)}, default=attrs.asdict)  # a `Reading`
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the other side raises it
         reply = json.dumps({"error": replies.describe_error(error)})
     return doing, reply.encode() + b"\n"

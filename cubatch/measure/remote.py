@@ -196,7 +196,7 @@ class RemoteRunner:
 
     def free_bytes(self) -> int | None:
         """Return the free bytes of the worker's device; None if unknown."""
-        free: int | None = self._ask({"do": "free"}, ASK_SECONDS)
+        free: int | None = self._ask({"do": "free_bytes"}, ASK_SECONDS)
         return free
 
     def release(self) -> None:

@@ -1,4 +1,4 @@
-"""Set up a worker process, which may be killed at any time; convert its errors to JSON values and back."""
+"""A process that another one controls and that may be killed: its set-up, its runner, its errors as JSON values."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 
 from cubatch import errors
 from cubatch.errors import CubatchError, OutOfMemory, WorkerFailed, is_out_of_memory
+from cubatch.measure.runner import HoldsReference, KnowsFree, Reading, Runner
 from cubatch.units import message_of, visible
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -33,6 +34,47 @@ def set_up_worker() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+class RunnerServer:
+    """Serves requests of another process for the runner of this one; each request is a method of this class."""
+
+    _runner: Runner
+
+    def prepare(self, batch_size: int) -> float | None:
+        """Prepare a batch size; return the seconds of its first step, None if none has run yet."""
+        return self._runner.prepare(batch_size)
+
+    def hold_reference(self, repeats: int) -> bool:
+        """Keep the prepared step for `repeats` reference steps around each timing; return whether that is possible."""
+        return isinstance(self._runner, HoldsReference) and self._runner.hold_reference(repeats)
+
+    def time(self, repeats: int) -> Reading:
+        """Return the timing of `repeats` steps of the prepared batch size."""
+        try:
+            return self._runner.clock.time(self._runner.step, repeats)
+        except Exception as error:
+            if (launch := self._launch()) and launch["graph"]:
+                error.add_note(f"It happened in a step's graph of {launch['launches']} launches.")
+            raise
+
+    def facts(self) -> dict[str, Any]:
+        """Return `peak_bytes`, `peak_device_bytes` and, if known, `launch` of the runner, by these names."""
+        memory = {"peak_bytes": self._runner.peak_bytes, "peak_device_bytes": self._runner.peak_device_bytes}
+        return {**memory, "launch": self._launch()}
+
+    def free_bytes(self) -> int | None:
+        """Return the free bytes of the runner's device; None if unknown."""
+        clock = self._runner.clock
+        return clock.free_bytes() if isinstance(clock, KnowsFree) else None
+
+    def release(self) -> None:
+        """Release the memory of the last `prepare`."""
+        self._runner.release()
+
+    def _launch(self) -> dict[str, Any] | None:
+        launch: dict[str, Any] | None = getattr(self._runner, "launch", None)
+        return launch
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:

@@ -77,7 +77,7 @@ class FakeRunner:
     def __init__(self, habits: dict[str, str], at: str, path: str) -> None:
         self.habits, self.at, self.path = habits, at, path
         self.clock = self
-        self.peak_bytes, self.peak_device_bytes, self.compile_seconds = 0, None, 0.0
+        self.peak_bytes, self.peak_device_bytes, self.compile_seconds = 0, 70, 0.0
         self.steps = 0
 
     def _live(self, moment: str) -> None:
