@@ -16,7 +16,7 @@ from cubatch.errors import MissingDependency
 from cubatch.hardware import waves
 from cubatch.hardware.facts import Device
 from cubatch.kernels import variant
-from cubatch.kernels.resources import Figures, recorded_figures
+from cubatch.kernels.resources import Figures, needs_of, recorded_figures
 from cubatch.kernels.toolchain import compile as compiler
 from cubatch.kernels.variant import Kernel
 from cubatch.measure.records import Timing
@@ -59,16 +59,11 @@ def launch_facts(launch: Launch, device: Device, *, compiled: bool = True, tiles
     facts: dict[str, Any] = {}
     figures = _figures(kernel, device.arch) if compiled and device.arch else None
     if figures is not None and device.compute_capability:
-        shared = figures.shared_bytes + kernel.dynamic_shared_bytes
-        occupancy = waves.occupancy(
-            compute_capability=device.compute_capability,
-            threads_per_block=kernel.threads,
-            registers_per_thread=figures.registers,
-            shared_bytes_per_block=shared,
-        )
+        needs = needs_of(kernel, figures, None)
+        held = needs.on(device.compute_capability)
         facts = {
-            "registers": figures.registers, "spill_bytes": figures.spill_bytes, "shared_bytes": shared,
-            "blocks_per_sm": occupancy.blocks_per_sm, "occupancy": occupancy.occupancy, "limiters": occupancy.limiters,
+            "registers": figures.registers, "spill_bytes": figures.spill_bytes, "shared_bytes": needs.shared_bytes,
+            "blocks_per_sm": held.blocks_per_sm, "occupancy": held.occupancy, "limiters": held.limiters,
         }  # fmt: skip
     if device.num_sms:
         facts["busiest_sm_blocks"] = waves.busiest_sm_blocks(pieces, device.num_sms)

@@ -9,17 +9,18 @@ import attrs
 import numpy as np
 import pytest
 
-from cubatch.bench import cases, measure, rivals, target
+from cubatch.bench import bench_results, cases, measure, rivals, target
 from cubatch.bench.contest import Contest
-from cubatch.bench.implementations import Tracer, ways
+from cubatch.bench.implementations import Launch, Tracer, ways
 from cubatch.errors import DeviceFailed
 from cubatch.hardware import catalogue
+from cubatch.kernels.resources import Figures
 from cubatch.network import layers
 from cubatch.network.passes import Pass
 from tests.cpusim import building
 from tests.cpusim.simulator import Simulator
 from tests.unit.bench.building import GEMM, Paced
-from tests.unit.bench_fakes import DEVICE, World
+from tests.unit.bench_fakes import DEVICE, World, kernel
 
 # --- measuring -----------------------------------------------------------------------------------------------------
 
@@ -177,6 +178,18 @@ def test_the_kernels_themselves_are_planned_and_verified(case):
     assert [entry.name for entry in result.entries] == [entry.name for entry in planned.entries]
     assert {entry.status for entry in result.entries} == {"ok"}, result.wrong
     assert all(launch.fill for entry in planned.entries for launch in entry.launches)
+
+
+def test_shared_memory_of_the_launch_limits_the_blocks_of_an_sm(monkeypatch):
+    """
+    An SM of sm_80 has 164 KiB, of which a block takes 2 + 80, and 1 for the system: it holds one block of 8 warps.
+
+    Its 65 536 registers would hold four blocks of 256 threads with 64 each, and it has slots for 64 warps.
+    """
+    monkeypatch.setattr(bench_results, "_figures", lambda *_: Figures(registers=64, shared_bytes=2 << 10))
+    launch = Launch(kernel=attrs.evolve(kernel("gemm_nt"), threads=256, dynamic_shared_bytes=80 << 10), grid=(1, 1, 1))
+    facts = bench_results.launch_facts(launch, catalogue.find("a100-sxm4-40gb"))
+    assert (facts.shared_bytes, facts.blocks_per_sm, facts.occupancy) == (82 << 10, 1, 8 / 64)
 
 
 # --- rivals --------------------------------------------------------------------------------------------------------
