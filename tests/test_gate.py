@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 
 import pytest
@@ -131,6 +132,7 @@ def test_each_compiler_is_named():
 # --- the list of what is harmless ----------------------------------------------------------------------------
 
 
+@functools.cache
 def imported(path):
     """Files of this repository that a module imports when it runs, inside functions too."""
     found, tree = set(), ast.parse(path.read_text())
