@@ -60,9 +60,12 @@ def test_a_short_run_trains_each_batch_with_each_rate_and_seed(tmp_path):
     """
     Three sizes, two policies, two seeds; the base is trained once for both; accuracy beats guessing twice.
 
-    Of the sample of MNIST it trains on 800 images: each epoch has 800 // n steps.
+    Progress counts the runs.  Of the sample of MNIST it trains on 800 images: each epoch has 800 // n steps.
     """
-    found = short(tmp_path, data=SAMPLE)
+    seen = []
+    found = short(tmp_path, data=SAMPLE, show=lambda done, total, _: seen.append((done, total)))
+    assert seen == sorted(seen)
+    assert (seen[0], seen[-1]) == ((0, 10), (10, 10))
     assert found["data"] == str(SAMPLE)
     assert "800 images of MNIST" in found["method"][0]
     assert [(row["policy"], row["batch_size"]) for row in found["rows"]] == [
@@ -79,6 +82,7 @@ def test_a_short_run_trains_each_batch_with_each_rate_and_seed(tmp_path):
     assert tmp_path / "figure-2.png" in run.write(found, tmp_path)
 
 
+@pytest.mark.usefixtures("few_images")
 @pytest.mark.parametrize("name", ["generalisation", "numpy-mnist"])
 @pytest.mark.parametrize("changed", ["images", "labels"])
 def test_findings_on_another_data_set_in_the_same_folder_do_not_count(tmp_path, monkeypatch, name, changed):
@@ -98,7 +102,7 @@ def test_findings_on_another_data_set_in_the_same_folder_do_not_count(tmp_path, 
 
 @pytest.mark.usefixtures("few_images")
 def test_a_stopped_study_goes_on(tmp_path, monkeypatch):
-    """What was trained before Ctrl-C is not trained again, and is the same; another seed begins anew."""
+    """What a spent budget or Ctrl-C left is not trained again, and is the same; with another seed it is all new."""
     trained = []
     real = generalisation.engine.train
 
@@ -109,39 +113,22 @@ def test_a_stopped_study_goes_on(tmp_path, monkeypatch):
         return real(network, **more)
 
     monkeypatch.setattr(generalisation.engine, "train", stopping)
+    spent = short(tmp_path, data=SAMPLE, max_batch_size=64, budget=1e-3)  # one run is longer
+    assert sum(len(row["runs"]) for row in spent["rows"]) == 1
+    assert any("5 runs are missing" in line for line in spent["points"])
     with pytest.raises(KeyboardInterrupt):
         short(tmp_path, data=SAMPLE, max_batch_size=64)
     before = findings(tmp_path)
     assert len(before) == 2
-    found = short(tmp_path, data=SAMPLE, max_batch_size=64)
+    whole = short(tmp_path, data=SAMPLE, max_batch_size=64)
     after = findings(tmp_path)
     assert {name: after[name] for name in before} == before
+    assert whole["rows"][0]["runs"][0] == spent["rows"][0]["runs"][0]
     assert len(trained) == 3 + (6 - 2)
-    assert sum(len(row["runs"]) for row in found["rows"]) == 8
-    short(tmp_path, data=SAMPLE, max_batch_size=64, seed=5)
-    assert {seed for _, seed in trained[7:]} == {5, 6}
-
-
-@pytest.mark.usefixtures("few_images")
-def test_a_spent_budget_leaves_runs_out_and_says_so(tmp_path):
-    """One run is longer than a thousandth of a second: the others are missing, and a larger budget trains them."""
-    found = short(tmp_path, data=SAMPLE, max_batch_size=64, budget=1e-3)
-    assert sum(len(row["runs"]) for row in found["rows"]) == 1
-    assert any("5 runs are missing" in line for line in found["points"])
-    whole = short(tmp_path, data=SAMPLE, max_batch_size=64, budget=600.0)
+    assert sum(len(row["runs"]) for row in whole["rows"]) == 8
     assert not any("missing" in line for line in whole["points"])
-    assert whole["rows"][0]["runs"][0] == found["rows"][0]["runs"][0]
-
-
-@pytest.mark.usefixtures("few_images")
-def test_progress_counts_runs_to_the_last(tmp_path):
-    """From 0 of 6 upwards, never back, within the last run at its last step."""
-    seen = []
-    short(tmp_path, data=SAMPLE, max_batch_size=64, show=lambda done, total, _: seen.append((done, total)))
-    assert {total for _, total in seen} == {6}
-    assert seen[0][0] == 0
-    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
-    assert seen[-1][0] == 6
+    short(tmp_path, data=SAMPLE, max_batch_size=64, seed=5, budget=1e-3)
+    assert [seed for _, seed in trained[7:]] == [5]
 
 
 @pytest.mark.parametrize(
