@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
 from cubatch.measure.goal import Goal
-from cubatch.measure.records import Candidate, Measured, Outcome
-from cubatch.tuning import answer as answers
 from tests.unit.tuning.ends import (
     DROPPED,
     ERROR,
@@ -19,71 +18,54 @@ from tests.unit.tuning.ends import (
     answer_of,
     decide,
     rate,
-    rounds,
-    steady,
     too_slow,
 )
 
-
-@pytest.mark.parametrize(
-    ("seconds", "statuses", "more", "decided_by"),
-    [
-        ({1: 1.0, 2: 1.0, 4: 4.0}, {}, {}, "peak"),  # 1, 2, 1 samples/s
-        ({1: 1.0, 2: 1.0, 4: 4.0}, {4: "dropped"}, {}, "peak"),
-        ({1: 1.0, 2: 1.0, 4: 2.0}, {}, {}, "plateau"),  # 1, 2, 2
-        ({1: 1.0, 2: 1.0}, {}, {"largest_batch_size": 2}, "memory"),
-        ({1: 1.0, 2: 1.0, 3: None}, {3: "out_of_memory"}, {"largest_batch_size": 8}, "memory"),
-        ({1: 1.0, 2: 1.0, 4: None}, {4: "over_limit"}, {"largest_batch_size": 2}, "memory"),
-        ({1: 1.0, 2: 1.0, 3: 1.5}, {3: "latency"}, {}, "latency_limit"),
-        ({1: 1.0, 2: 1.0, 4: None}, {4: "not_run"}, {}, "budget"),
-        ({1: 1.0, 2: 1.0, 4: None, 8: None}, {4: "error", 8: "not_run"}, {}, "budget"),
-        ({1: 1.0, 2: 1.0}, {}, {"is_listed": True, "largest_batch_size": 2}, "batch_sizes"),
-        (
-            {1: 1.0, 2: 1.0},
-            {},
-            {"largest_batch_size": 9, "setting": {"limits": {"max_batch_size": 2}}},
-            "max_batch_size",
-        ),
-        ({1: 1.0, 2: 1.0}, {}, {"largest_batch_size": 2, "setting": {"limits": {"max_batch_size": 9}}}, "memory"),
-        ({1: 1.0, 2: 1.0}, {}, {}, "max_batch_size"),  # a callable: there is no plan
-    ],
-)
-def test_what_decided_is_what_became_of_the_larger_sizes(
-    seconds: dict[int, float | None], statuses: dict[int, str], more: dict[str, Any], decided_by: str
-) -> None:
-    """Each of the seven words from the smallest history that calls for it."""
-    timings = [timing for n, value in seconds.items() if value for timing in rounds(n, [value] * 5)]
-    outcomes = []
-    for n in seconds:
-        status = statuses.get(n, "ok")
-        facts = {"limit": "latency" if status == "latency" else "memory"}
-        outcomes.append(Outcome(n, "over_limit" if status == "latency" else status, "", facts))
-    measured = Measured(timings=tuple(timings), outcomes=tuple(outcomes))
-    result = answers.answer([Candidate(n) for n in seconds], measured, goal=Goal(), **{"setting": {}, **more})
-    assert (result.batch_size, result.decided_by) == (2, decided_by)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "answer", "decided_by"), [({1: 1.0, 2: 1.005, 4: 2.0}, 2, "plateau"), ({1: 1.0, 2: 2.0}, 1, "peak")]
-)
-def test_by_latency_the_largest_flat_size_is_the_answer(
-    seconds: dict[int, float], answer: int, decided_by: str
-) -> None:
-    """A floor that ends at 2 is a plateau; a latency that rises at once has its peak at the smallest."""
-    result = answer_of({n: [value] * 5 for n, value in seconds.items()}, goal=Goal(objective="latency"))
-    assert (result.batch_size, result.decided_by) == (answer, decided_by)
-
-
+TWO = {1: Ended(1.0), 2: Ended(1.0)}
 RISING = {50: rate(50, 50), 100: rate(100, 100)}
 TRIED = {8: rate(80, 8), 16: rate(100, 16), 32: rate(60, 32, "dropped")}
 TWELVE = {12: rate(50, 12), 24: rate(100, 24)}
-LIMITED = {"goal": Goal(latency_limit=2.0)}
-STRICT = {"goal": Goal(latency_limit=1.1)}
+FITS = {48: rate(50, 48), 96: rate(100, 96)}
+SOLE = {16: rate(100, 16)}
+LIMITED, STRICT, LATENCY = ({"goal": goal} for goal in (
+    Goal(latency_limit=2.0), Goal(latency_limit=1.1), Goal(objective="latency"),
+))  # fmt: skip
+TIMEOUT, LATE = Ended(status="timeout"), Ended(status="dropped", limit="latency")
+ABOVE = {"largest_batch_size": 10_000}
+
+
+def allows(most: int | None, **more: Any) -> dict[str, Any]:
+    return {"setting": {"limits": {"max_batch_size": most}}, **more}
+
+
+def met(ran: int, failed: dict[int, Ended], decided_by: str | None) -> tuple[Any, ...]:
+    """A case in which a size ran and larger ones failed."""
+    return {ran // 2: rate(50, ran // 2), ran: rate(100, ran), **failed}, STRICT, ran, decided_by
 
 
 @pytest.mark.parametrize(
     ("ended", "options", "chosen", "decided_by"),
     [
+        # Each of the seven words from the smallest history that calls for it.
+        ({**TWO, 4: Ended(4.0)}, {}, 2, "peak"),
+        ({**TWO, 4: Ended(4.0, "dropped")}, {}, 2, "peak"),
+        ({**TWO, 4: Ended(2.0)}, {}, 2, "plateau"),
+        (TWO, {"largest_batch_size": 2}, 2, "memory"),
+        ({**TWO, 3: NO_MEMORY}, {"largest_batch_size": 8}, 2, "memory"),
+        ({**TWO, 4: PLANNED}, {"largest_batch_size": 2}, 2, "memory"),
+        ({**TWO, 3: too_slow(1.5)}, {}, 2, "latency_limit"),
+        ({**TWO, 4: NOT_RUN}, {}, 2, "budget"),
+        ({**TWO, 4: ERROR, 8: NOT_RUN}, {}, 2, "budget"),
+        (TWO, {"is_listed": True, "largest_batch_size": 2}, 2, "batch_sizes"),
+        (TWO, allows(2, largest_batch_size=9), 2, "max_batch_size"),
+        (TWO, allows(9, largest_batch_size=2), 2, "memory"),
+        (TWO, {}, 2, "max_batch_size"),  # a callable: there is no plan
+        # By latency a floor that ends at 2 is a plateau; a latency that rises at once has its peak at the smallest.
+        ({1: Ended(1.0), 2: Ended(1.005), 4: Ended(2.0)}, LATENCY, 2, "plateau"),
+        ({1: Ended(1.0), 2: Ended(2.0)}, LATENCY, 1, "peak"),
+        ({1: Ended(1.0), 2: DROPPED, 4: NOT_RUN}, LATENCY, ANY, "peak"),
+        ({1: Ended(1.0), 2: Ended(1.005), 4: Ended(2.0), 8: NOT_RUN}, LATENCY, 2, "plateau"),
+        ({1: Ended(1.0), 4: NOT_RUN}, LATENCY, ANY, "budget"),
         # A slower size a little above may be a tooth of a saw; one at twice the size shows the other side.
         ({48: rate(96, 48), 96: rate(100, 96), 100: rate(80, 100)}, {}, 96, "max_batch_size"),
         ({48: rate(96, 48), 96: rate(100, 96), 191: rate(80, 191)}, {}, 96, "max_batch_size"),
@@ -92,6 +74,8 @@ STRICT = {"goal": Goal(latency_limit=1.1)}
         ({**TRIED, 64: NOT_RUN}, {}, 16, "budget"),
         ({**TRIED, 64: DROPPED}, {}, 16, "peak"),
         ({4: NOT_RUN, **TRIED, 64: DROPPED}, {}, 16, "peak"),
+        ({8: Ended(1.0), 16: ERROR, 32: Ended(2.0)}, {"largest_batch_size": 32}, 32, "memory"),
+        ({8: Ended(1.0), 32: Ended(2.0)}, {"largest_batch_size": 32}, 32, "memory"),
         # The search adds multiples alone; of a list it adds none, and the largest by the plan is tried as it is.
         ({**TWELVE, 26: too_slow(1.2)}, {"multiple": 2, **STRICT}, 24, "latency_limit"),
         ({**TWELVE, 27: too_slow(1.2)}, {"multiple": 2, **STRICT}, 24, None),
@@ -107,10 +91,33 @@ STRICT = {"goal": Goal(latency_limit=1.1)}
         ({500: rate(100, 500)}, {"largest_batch_size": 511}, 500, None),
         ({3: rate(100, 3), 4: ERROR}, {"largest_batch_size": 4}, 3, "memory"),
         ({500: rate(100, 500), 600: DROPPED}, {"largest_batch_size": 600}, None, "plateau"),
+        # 96 ran while there was more memory, of which 50 fit now: what ended the sizes lies at 96, and not below it.
+        (FITS, allows(96, largest_batch_size=50), 96, "max_batch_size"),
+        (FITS, allows(None, largest_batch_size=50), 96, "memory"),
+        # A limit decided only where it was met within 2 percent, or 1: between them there may be a better size.
+        met(100, {102: NO_MEMORY}, "memory"),
+        met(100, {103: NO_MEMORY}, None),
+        met(3, {4: NO_MEMORY}, "memory"),
+        met(3, {5: NO_MEMORY}, None),
+        met(100, {102: too_slow(1.2)}, "latency_limit"),
+        met(100, {103: too_slow(1.2)}, None),
+        met(100, {102: too_slow(1.2), 103: NO_MEMORY}, "latency_limit"),
+        met(100, {101: ERROR, 102: NO_MEMORY}, "memory"),
+        met(100, {103: NO_MEMORY, 200: NO_MEMORY}, None),
+        met(100, {101: DROPPED, 102: NO_MEMORY}, "memory"),
+        # A size dropped for the latency limit was never timed: by its neighbors it takes too long.
+        ({100: Ended(0.5), 102: LATE}, allows(102, goal=Goal(latency_limit=0.505)), ANY, "latency_limit"),
+        ({100: Ended(0.5), 103: LATE}, allows(103, goal=Goal(latency_limit=0.505)), ANY, "plateau"),
         # A size that failed below one that ran is no limit.
         ({**RISING, 101: NO_MEMORY, 110: rate(90, 110, "dropped")}, {}, 100, "max_batch_size"),
         # Memory ends at 401, and the curve is flat from 200 on: the plateau decided.
         ({100: rate(50, 100), 200: rate(100, 200), 400: rate(100, 400), 401: NO_MEMORY}, {}, 200, "plateau"),
+        # Sizes dropped without a timing are ruled out by their neighbors: up to there the curve gains nothing.
+        ({64: rate(80, 64), 128: rate(100, 128), 256: DROPPED, 512: DROPPED}, ABOVE, 128, "plateau"),
+        ({64: rate(80, 64), 128: rate(100, 128), 256: DROPPED, 300: ERROR}, {}, 128, "plateau"),
+        # What is dropped because a size below it failed was judged by no timing.
+        *(({48: Ended(1.0), 64: failed, 96: DROPPED, 512: DROPPED}, {}, ANY, None)
+          for failed in (ERROR, TIMEOUT, NO_MEMORY)),
         # Where the curve does not rise the limit is not sought: the curve decided, even short of twice the size.
         ({**RISING, 150: rate(100, 150, "dropped"), 180: DROPPED, 190: NO_MEMORY}, LIMITED, 100, "plateau"),
         ({**RISING, 150: rate(90, 150, "dropped"), 180: DROPPED, 190: NO_MEMORY}, LIMITED, 100, "peak"),
@@ -122,88 +129,23 @@ STRICT = {"goal": Goal(latency_limit=1.1)}
         ({8: rate(100, 8), 32: ERROR}, {}, None, None),
         ({8: rate(100, 8), 32: ERROR}, {"is_listed": True}, None, None),
         ({8: rate(100, 8), 32: ERROR}, {"largest_batch_size": 99}, None, None),
+        # A list holds nothing between 16 and 1000, so that 1000 does not fit says little about 16.
+        *(({**SOLE, 1000: failed}, {"is_listed": True, "largest_batch_size": 900, "goal": Goal(latency_limit=1.0)},
+           ANY, "batch_sizes") for failed in (NO_MEMORY, PLANNED, too_slow(1.5))),
+        ({50: rate(100, 50), 75: rate(60, 75, "dropped"), 200: NO_MEMORY}, {"is_listed": True}, ANY, "batch_sizes"),
+        ({50: rate(100, 50), 75: rate(60, 75, "dropped"), 200: NO_MEMORY}, {}, ANY, "peak"),
+        ({**SOLE, 17: NO_MEMORY}, {"is_listed": True}, ANY, "memory"),
+        # max_batch_size, also where the last size was ruled out by its neighbors.
+        *(({4: rate(50, 4), 8: rate(100, 8), 12: last}, allows(12), 8, "max_batch_size")
+          for last in (rate(100, 12), DROPPED)),
     ],
-)
+)  # fmt: skip
 def test_what_decided_by_how_the_larger_sizes_ended(
     ended: dict[int, Ended], options: dict[str, Any], chosen: int | None, decided_by: str | None
 ) -> None:
     """Each case states above its rows what they show."""
     result = decide(ended, **options)
     assert (result.batch_size, result.decided_by) == (chosen, decided_by)
-
-
-def test_what_lies_above_a_size_that_failed_was_not_looked_at() -> None:
-    """48 ran, 64 fails, and 96 to 512 are dropped for that: no readings judged them, and nothing is a plateau."""
-    timings = {**steady((48, 1.0)), 64: [], 96: [], 512: []}
-    for status, decided_by in (("error", None), ("timeout", None), ("out_of_memory", None)):
-        result = answer_of(timings, {64: status, 96: "dropped", 512: "dropped"})
-        assert result.decided_by == decided_by
-        assert not any("estimated up to" in reason for reason in result.reasons)
-
-
-def test_the_size_that_met_a_limit_is_named() -> None:
-    """300 ran and 306 did not: both are in the sentence, and so are what 36 takes and the latency limit."""
-    result = answer_of({**steady((300, 1.0)), 306: []}, {306: "out_of_memory"})
-    assert result.decided_by == "memory"
-    assert any("300" in reason and "306" in reason for reason in result.reasons)
-    slow = decide({35: rate(35, 35), 36: too_slow(1.2)}, Goal(latency_limit=1.1))
-    assert slow.decided_by == "latency_limit"
-    assert any(all(fact in reason for fact in ("35", "36", "1.20 s", "1.10 s")) for reason in slow.reasons)
-
-
-def test_smaller_sizes_that_failed_are_not_what_ended_the_ladder() -> None:
-    """An error below the largest timing leaves the decision to memory, and so does none at all."""
-    for failed in ({16: "error"}, {}):
-        seconds = {**steady((8, 1.0)), **{n: [] for n in failed}, **steady((32, 2.0))}
-        result = answer_of(seconds, failed, largest_batch_size=32)
-        assert (result.batch_size, result.decided_by) == (32, "memory")
-        assert any(reason.startswith("Memory is the limit: nothing larger than 32") for reason in result.reasons)
-
-
-@pytest.mark.parametrize(
-    ("ran", "failed", "decided_by"),
-    [
-        (100, {102: NO_MEMORY}, "memory"),
-        (100, {103: NO_MEMORY}, None),
-        (3, {4: NO_MEMORY}, "memory"),
-        (3, {5: NO_MEMORY}, None),
-        (100, {102: too_slow(1.2)}, "latency_limit"),
-        (100, {103: too_slow(1.2)}, None),
-        (100, {102: too_slow(1.2), 103: NO_MEMORY}, "latency_limit"),
-        (100, {101: ERROR, 102: NO_MEMORY}, "memory"),
-        (100, {103: NO_MEMORY, 200: NO_MEMORY}, None),
-        (100, {101: DROPPED, 102: NO_MEMORY}, "memory"),
-    ],
-)
-def test_a_limit_decided_only_where_it_was_met_within_2_percent_or_1(
-    ran: int, failed: dict[int, Ended], decided_by: str | None
-) -> None:
-    """Between 100 that ran and 103 that failed there may be a better one, so neither memory nor latency is blamed."""
-    result = decide({ran // 2: rate(50, ran // 2), ran: rate(100, ran), **failed}, Goal(latency_limit=1.1))
-    assert (result.batch_size, result.decided_by) == (ran, decided_by)
-    if decided_by is None:
-        assert f"nothing between {ran} and {min(failed)}" in " ".join(result.reasons)
-
-
-@pytest.mark.parametrize(("allowed", "decided_by"), [(96, "max_batch_size"), (None, "memory")])
-def test_what_ran_fits_whatever_the_plan_says(allowed: int | None, decided_by: str) -> None:
-    """96 ran while there was more memory, of which 50 fit now: what ended the sizes lies at 96, and not below it."""
-    setting = {"limits": {"max_batch_size": allowed}}
-    result = decide({48: rate(50, 48), 96: rate(100, 96)}, largest_batch_size=50, setting=setting)
-    assert (result.batch_size, result.decided_by) == (96, decided_by)
-    assert any(
-        reason.startswith(("max_batch_size is the limit", "Memory is")) and "96" in reason for reason in result.reasons
-    )
-
-
-def test_sizes_dropped_without_a_timing_count_as_looked_at() -> None:
-    """Their neighbours' readings rule out 512 and more: up to there the curve gains nothing, which is a plateau."""
-    result = decide({64: rate(80, 64), 128: rate(100, 128), 256: DROPPED, 512: DROPPED}, largest_batch_size=10_000)
-    assert (result.batch_size, result.decided_by) == (128, "plateau")
-    assert "measured up to 128, estimated up to 512" in " ".join(result.reasons)
-    assert decide({64: rate(80, 64), 128: rate(100, 128), 256: DROPPED, 300: ERROR}).decided_by == "plateau"
-    result = decide({64: rate(100, 64), 128: rate(100, 128), 512: DROPPED}, largest_batch_size=10_000)
-    assert "measured up to 128, estimated up to 512" in " ".join(result.reasons)
 
 
 @pytest.mark.parametrize(
@@ -221,44 +163,3 @@ def test_a_peak_needs_intervals_apart_or_with_few_timings_all_of_them(far: list[
     """A median 5 % behind is no fall while the timings of the two overlap."""
     result = answer_of({64: [0.64] * 7, 256: [2.56 * one for one in far]}, {256: "dropped"})
     assert (result.batch_size, result.decided_by) == (64, decided_by)
-
-
-@pytest.mark.parametrize(("next_size", "decided_by"), [(102, "latency_limit"), (103, "plateau")])
-def test_a_size_dropped_for_the_latency_limit_ends_the_sizes(next_size: int, decided_by: str) -> None:
-    """It was never read, and by its neighbours it takes too long: nothing else kept the answer from being larger."""
-    outcomes = (Outcome(100, "ok"), Outcome(next_size, "dropped", "too slow", {"limit": "latency"}))
-    measured = Measured(timings=tuple(rounds(100, [0.5] * 5)), outcomes=outcomes)
-    ladder, setting = [Candidate(100), Candidate(next_size)], {"limits": {"max_batch_size": next_size}}
-    result = answers.answer(ladder, measured, goal=Goal(latency_limit=0.505), setting=setting)
-    assert result.decided_by == decided_by
-
-
-def test_a_list_decided_where_it_holds_nothing_up_to_the_size_that_failed() -> None:
-    """Nothing between 16 and 1000 was asked for, so that 1000 does not fit says little about 16."""
-    for failed in (NO_MEMORY, PLANNED, too_slow(1.5)):
-        result = decide(
-            {16: rate(100, 16), 1000: failed}, Goal(latency_limit=1.0), is_listed=True, largest_batch_size=900
-        )
-        assert result.decided_by == "batch_sizes"
-        assert any("nothing between 16 and 1000" in reason for reason in result.reasons)
-    slower = {50: rate(100, 50), 75: rate(60, 75, "dropped"), 200: NO_MEMORY}
-    assert decide(slower, is_listed=True).decided_by == "batch_sizes"
-    assert decide(slower).decided_by == "peak"
-    assert decide({16: rate(100, 16), 17: NO_MEMORY}, is_listed=True).decided_by == "memory"
-
-
-def test_max_batch_size_decided_where_the_sizes_looked_at_reach_it() -> None:
-    """Also where the last was dropped by its neighbours' readings."""
-    for last in (rate(100, 12), DROPPED):
-        setting = {"limits": {"max_batch_size": 12}}
-        result = decide({4: rate(50, 4), 8: rate(100, 8), 12: last}, setting=setting)
-        assert (result.batch_size, result.decided_by) == (8, "max_batch_size")
-        assert any("max_batch_size is the limit: sizes above 12" in reason for reason in result.reasons)
-
-
-def test_by_latency_a_larger_size_that_was_looked_at_shows_the_rise() -> None:
-    """Timed or ruled out, and whatever else the budget left open."""
-    goal = Goal(objective="latency")
-    assert decide({1: Ended(1.0), 2: DROPPED, 4: NOT_RUN}, goal).decided_by == "peak"
-    assert decide({1: Ended(1.0), 2: Ended(1.005), 4: Ended(2.0), 8: NOT_RUN}, goal).decided_by == "plateau"
-    assert decide({1: Ended(1.0), 4: NOT_RUN}, goal).decided_by == "budget"

@@ -91,14 +91,6 @@ def test_the_first_sentence_has_the_recommendation_its_value_and_how_sure_it_is(
         assert f"± {format_tenths(chosen.half_width)}" in result.table()
 
 
-def test_a_plateau_is_named_by_its_ends() -> None:
-    """64 to 512 differ by less than the noise: the ends, and which to use."""
-    result = explained.paired_plateau()
-    chosen, *_, low, high = numbers(result.reasons[0])
-    assert (low, high, chosen) == (64, 512, result.batch_size)
-    assert set(result.ties) | {result.fastest_batch_size} == {64, 96, 128, 256, 512}
-
-
 def test_nothing_to_choose_from_says_how_every_size_ended() -> None:
     """The reason holds each status with its sizes; where all that ran raised errors no budget helps, nor a list."""
     outcomes = (
@@ -194,22 +186,6 @@ def test_a_remedy_is_given_for_each_limit_that_was_broken_and_no_other() -> None
         decide({1: ERROR, 4096: PLANNED}, goal)
     assert caught.value.remedy.endswith("batch_sizes. Raise memory_limit.")
     assert "could be measured" in str(caught.value)
-
-
-def test_the_budget_decided_with_what_a_visit_would_have_taken() -> None:
-    """24 would have taken 34 s where 3.5 s were left; a gain above 100 % is no bound."""
-
-    def said(needed: float, left: float) -> list[str]:
-        facts = {"limit": "budget", "could_gain": 2.3, "needed_seconds": needed, "left_seconds": left}
-        measured = Measured(
-            timings=tuple(timing for n in (8, 16) for timing in rounds(n, [1.0] * 6)),
-            outcomes=(Outcome(8, "ok"), Outcome(16, "ok"), Outcome(24, "not_run", "", facts)),
-        )
-        return answers.answer([Candidate(n) for n in (8, 16, 24)], measured, goal=Goal(), setting={}).reasons
-
-    (trial,) = (reason for reason in said(34.1, 3.5) if "34.1 s" in reason)
-    assert "3.50 s" in trial
-    assert not any("to gain" in reason for reason in said(34.1, 3.5))
 
 
 @pytest.mark.parametrize(

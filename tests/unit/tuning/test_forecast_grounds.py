@@ -18,13 +18,13 @@ from cubatch.hardware import memory_limit as hardware_memory
 from cubatch.hardware.facts import Device
 from cubatch.network import graph, models
 from cubatch.network.graph import Network
-from cubatch.network.layers import Conv2d, Linear, ReLU, Sigmoid
+from cubatch.network.layers import Linear, Sigmoid
 from cubatch.network.passes import Pass
 from cubatch.tuning import ladder, step_memory
 from cubatch.tuning.explain import forecast_notes
 from cubatch.tuning.prediction import predict
 from cubatch.tuning.results import TuningResult
-from tests.unit.tuning.forecasts import GO, SAW, SCALE_SD, V100, ask
+from tests.unit.tuning.forecasts import GO, SAW, V100, ask
 
 # --- what it rests on ----------------------------------------------------------------------------------------
 
@@ -119,45 +119,6 @@ def test_crests_are_those_of_the_librarys_tiles(library, tiles_of):
 
     found = predict(GO, device=V100, library=library, max_batch_size=256)
     assert crests(found.candidates) == crests(ladder.candidates(GO, device=V100, library=tiles_of, max_batch_size=256))
-
-
-def test_the_wave_of_the_longest_product_is_worked_out(planted):
-    """28 boards are 79 blocks of 128 x 128: one each for 79 of 80 SMs."""
-    planted({28: 1.0})
-    found = ask(batch_sizes=[28])
-    assert any("in 79 blocks: 1 on the busiest of 80 SMs" in reason for reason in found.reasons)
-    assert any("98.8 % filled." in reason for reason in found.reasons)
-
-
-def test_what_takes_longest_is_named_with_what_is_like_it_and_its_roof(monkeypatch):
-    """
-    Three lines of equal passes, the longest together first, and the share of all that is bound by arithmetic.
-
-    Of a step of 100 ms, two convolutions take 25 ms each, a third like them 14 ms, one of 1x1 30 ms and a ReLU 6 ms.
-    """
-    conv, names = Conv2d(k=128, r=3, s=3, pad=1), ("a", "b", "longer", "narrow", "relu")
-    layers = [attrs.evolve(conv, name="a"), attrs.evolve(conv, name="b"), attrs.evolve(conv, name="longer"),
-              Conv2d(k=128, r=1, s=1, name="narrow"), ReLU(name="relu")]  # fmt: skip
-    net = Network(input_shape=(19, 19, 128), layers=layers)
-
-    def step(spec, sizes, *_, **__):
-        whole = np.array([0.1 for _ in sizes])
-        kinds = [("128x128", 181.0)] * 3 + [("64x64", 362.0), ("bytes", 0.0)]
-        passes = tuple(
-            PassPrediction(name, Pass.FPROP, share * whole, (algorithm,) * len(sizes), np.full(len(sizes), blocks))
-            for name, share, (algorithm, blocks) in zip(names, (0.25, 0.25, 0.14, 0.3, 0.06), kinds, strict=True)
-        )
-        return StepPrediction(tuple(sizes), whole, whole / 2, whole * 2, passes, (), SCALE_SD)
-
-    monkeypatch.setattr(expected, "predict_step", step)
-    found = predict(net, device=V100, batch_sizes=[64])
-    bounds = {share.layer: share.bound for share in found.passes}
-    assert bounds == dict.fromkeys(names[:4], "compute") | {"relu": "memory"}
-    assert (
-        "Longest by prediction at batch 64: a and 1 like it (50.0 %, compute), narrow (30.0 %, compute), "
-        "longer (14.0 %, compute)."
-    ) in found.reasons
-    assert any(reason.startswith("94.0 % of the predicted time is bound by arith") for reason in found.reasons)
 
 
 def test_nothing_is_said_of_roofs_that_nobody_knows():
