@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -210,6 +211,7 @@ def tune_each(
     Return the common result of tuning with each value, one after the other.
 
     Each has an equal share of the budget that is left: later values get the seconds that earlier ones did not use.
+    A value that fails uses the seconds until its error.
 
     Raises:
         InvalidArgument: If the budget is no finite number above 0.
@@ -223,19 +225,20 @@ def tune_each(
         return make_result(results, {value: str(error) for value, error in errors.items()})
 
     for place, value in enumerate(values):
-        share = left / (len(values) - place)
-        left -= share
+        share, began = left / (len(values) - place), time.monotonic()
         try:
             results[value] = tune_one(value, share)
-            left += max(0.0, share - (results[value].seconds_spent or 0.0))
+            spent = results[value].seconds_spent or 0.0
         except CubatchError as error:
             errors[value] = error
+            spent = time.monotonic() - began  # with the seconds of starting, which count for no result
         except BaseException as stop:
             if (partial := getattr(stop, "partial", None)) is not None:
                 results[value] = partial
             if results:
                 stop.partial = common()  # type: ignore[attr-defined]
             raise
+        left -= min(share, spent)
     if not results:
         raise next(iter(errors.values()))
     return common()

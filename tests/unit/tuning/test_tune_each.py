@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 import cubatch as cb
@@ -48,15 +50,21 @@ def test_an_error_of_one_value_is_kept_and_of_all_is_raised():
         tune_each.tune_each([2, 3], tune_one, lambda *both: both, budget=1.0)
 
 
-def test_what_one_value_leaves_of_the_budget_is_for_the_later_ones():
-    """Of 60 s the first uses 5 of its 20, so that 55 are left for two; the second fails, after all of its share."""
-    shares = []
+def test_what_one_value_leaves_of_the_budget_is_for_the_later_ones(monkeypatch):
+    """
+    Of 60 s the first uses 5 of its 15, so that 55 are left for three; the second fails after 1 s of its 18.3.
+
+    The third fails after longer than its 27 s, and the last has what is left.
+    """
+    shares, failing, clock = [], {2: 1.0, 3: 40.0}, [0.0]
+    monkeypatch.setattr(tune_each, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
     def tune_one(value, seconds):
         shares.append(seconds)
-        if value == 2:
-            raise cb.NothingMeasured("2", "Retry.")
+        if value in failing:
+            clock[0] += failing[value]
+            raise cb.NothingMeasured(str(value), "Retry.")
         return one({1: 100.0}, instances=1, seconds_spent=5.0)
 
-    tune_each.tune_each([1, 2, 3], tune_one, lambda *both: both, budget=60.0)
-    assert shares == pytest.approx([20.0, 27.5, 27.5])
+    tune_each.tune_each([1, 2, 3, 4], tune_one, lambda *both: both, budget=60.0)
+    assert shares == pytest.approx([15.0, 55 / 3, 54 / 2, 54 / 2])
