@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 
 from cubatch.checks import check_whole
 from cubatch.errors import InvalidArgument, InvalidSpec, MissingDependency
@@ -132,9 +133,10 @@ class OnnxGraph:
         With `batch_size`, only a shape with this extent counts.
         """
         shapes = {name: shape for name, (shape, _) in self._inferred(_PROBE).items()}
-        constants = self._constants()
+        constants = self._constants(self._graph_of.graph)
         for node in self._graph_of.graph.node:
-            shape = constants.get(node.input[1]) if node.op_type == "Reshape" and len(node.input) > 1 else None
+            is_constant = node.op_type == "Reshape" and len(node.input) > 1 and node.input[1] in constants
+            shape = constants[node.input[1]].reshape(-1).tolist() if is_constant else None
             holds_batch = shapes.get(node.input[0], ())[:1] == (_PROBE,) if node.input else False
             if shape and holds_batch and (shape[0] == batch_size if batch_size else shape[0] > 0):
                 return f"{_described(node)} of shape {shape}"
@@ -306,12 +308,26 @@ class OnnxGraph:
         return self._onnx.inliner.inline_local_functions(model) if model.functions else model
 
     def _inferred(self, batch_size: int) -> dict[str, tuple[tuple[int, ...], int]]:
-        """Return (shape, bytes) of all tensors with a known shape at a batch size, by name; weights are left out."""
+        """
+        Return (shape, bytes) of all tensors with a known shape at a batch size, by name; weights are left out.
+
+        Small tensors that onnx does not compute, but that others depend on for their shape, are computed here.
+        """
         self._set_batch(self._graph_of.graph, batch_size)
+        model: Any = self._graph_of
+        while True:
+            inferred = self._by_onnx(model)
+            made = {name for node in model.graph.node for name in node.output if name}
+            if made <= inferred.keys() or (folded := self._folded(model, inferred)) is None:
+                return inferred
+            model = folded
+
+    def _by_onnx(self, model: Any) -> dict[str, tuple[tuple[int, ...], int]]:
+        """Return (shape, bytes) of all tensors of a model whose shape onnx infers, by name; weights are left out."""
         try:
-            graph = self._onnx.shape_inference.infer_shapes(self._graph_of, data_prop=True).graph
+            graph = self._onnx.shape_inference.infer_shapes(model, data_prop=True).graph
         except self._onnx.shape_inference.InferenceError:  # running the file gives a better error
-            graph = self._graph_of.graph
+            graph = model.graph
         weights = {each.name for each in graph.initializer}
         inferred = {}
         for value in [*graph.input, *graph.value_info, *graph.output]:
@@ -322,6 +338,49 @@ class OnnxGraph:
                 shape = tuple(dim.dim_value for dim in dims)
                 inferred[value.name] = shape, self._bytes(shape, tensor.elem_type)
         return inferred
+
+    def _folded(self, model: Any, inferred: Mapping[str, tuple[tuple[int, ...], int]]) -> Any:
+        """
+        Return a copy of a model in which small tensors that depend on shapes alone are constants; None without any.
+
+        `inferred` has the known (shape, bytes) of tensors by name.
+        """
+        constants, nodes, is_folded = self._constants(model.graph), [], False
+        small = {name: shape for name, (shape, _) in inferred.items() if math.prod(shape) <= _LARGEST_SHAPE}
+        for node in model.graph.node:
+            names, inputs = [name for name in node.output if name], dict[str, np.ndarray[Any, Any]]()
+            if node.op_type in ("Shape", "Size") and node.input[0] in inferred:
+                inputs = {node.input[0]: np.broadcast_to(np.float32(0.0), inferred[node.input[0]][0])}
+            elif constants.keys() >= {name for name in node.input if name}:
+                inputs = {name: constants[name] for name in node.input if name}
+            arrays = self._computed(model, node, inputs) if inputs and small.keys() >= set(names) else []
+            constants |= zip(names, arrays, strict=False)
+            tensors = [self._onnx.numpy_helper.from_array(*each) for each in zip(arrays, names, strict=False)]
+            made = [self._onnx.helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in tensors]
+            nodes += made or [node]
+            is_folded |= bool(made)
+        if not is_folded:
+            return None
+        copy = self._onnx.ModelProto()
+        copy.CopyFrom(model)
+        del copy.graph.node[:]
+        copy.graph.node.extend(nodes)
+        return copy
+
+    def _computed(self, model: Any, node: Any, inputs: Mapping[str, np.ndarray[Any, Any]]) -> list[Any]:
+        """Return the outputs of a node of a model for these inputs, by onnx itself; none if it cannot compute them."""
+        from onnx.reference import ReferenceEvaluator
+
+        make = self._onnx.helper
+        try:
+            kinds = {name: make.np_dtype_to_tensor_dtype(array.dtype) for name, array in inputs.items()}
+            values = [make.make_tensor_value_info(name, kinds[name], array.shape) for name, array in inputs.items()]
+            results = [make.make_empty_tensor_value_info(name) for name in node.output if name]
+            graph = make.make_graph([node], "node", values, results)
+            alone = make.make_model(graph, opset_imports=model.opset_import)
+            return list(ReferenceEvaluator(alone).run(None, dict(inputs)))
+        except Exception:  # noqa: BLE001 - it raises any error, and the shape stays unknown
+            return []
 
     def _peak(self, batch_size: int) -> int:
         sizes = {name: num_bytes for name, (_, num_bytes) in self._inferred(batch_size).items()}
@@ -338,17 +397,19 @@ class OnnxGraph:
             alive -= sum(sizes.get(name, 0) for name in done)
         return peak
 
-    def _constants(self) -> dict[str, list[int]]:
-        """Return small constant int64 tensors, such as shapes, as flat lists by name."""
-        graph, helper = self._graph_of.graph, self._onnx.numpy_helper
-        tensors = {each.name: each for each in graph.initializer if 0 < math.prod(each.dims) <= _LARGEST_SHAPE}
-        made = [(node.output[0], node.attribute) for node in graph.node if node.op_type == "Constant"]
-        tensors |= {name: each.t for name, attributes in made for each in attributes if each.name == "value"}
-        whole = {
-            name: each for name, each in tensors.items()
-            if each.data_type == self._onnx.TensorProto.INT64 and not each.external_data
-        }  # fmt: skip
-        return {name: helper.to_array(each).reshape(-1).tolist() for name, each in whole.items()}
+    def _constants(self, graph: Any) -> dict[str, np.ndarray[Any, Any]]:
+        """Return small constant tensors of a graph, such as shapes, by name."""
+        tensors, arrays = {each.name: each for each in graph.initializer}, dict[str, np.ndarray[Any, Any]]()
+        made = [(node.output[0], each) for node in graph.node if node.op_type == "Constant" for each in node.attribute]
+        for name, each in made:
+            if each.name == "value":
+                tensors[name] = each.t
+            elif dtype := {"value_int": "int64", "value_float": "float32"}.get(each.name.removesuffix("s")):
+                arrays[name] = np.asarray(self._onnx.helper.get_attribute_value(each), dtype)
+        small = {name: each for name, each in tensors.items() if math.prod(each.dims) <= _LARGEST_SHAPE}
+        return arrays | {
+            name: self._onnx.numpy_helper.to_array(each) for name, each in small.items() if not each.external_data
+        }
 
     def _weights_dtype(self) -> str:
         sizes: dict[str, int] = {}

@@ -6,6 +6,7 @@ import gc
 import json
 import subprocess
 import sys
+import warnings
 import weakref
 
 import numpy as np
@@ -318,6 +319,62 @@ def written(path, nodes, inputs, output, **weights):
     )
     onnx.save(made, path)
     return path
+
+
+def repeated(path):
+    """A row for each sample, as exporters of PyTorch write `expand`: onnx does not compute the result of Where."""
+    make = onnx.helper.make_node
+    nodes = [
+        make("Shape", ["x"], ["shape"]),
+        make("Equal", ["shape", "minus"], ["is_open"]),
+        make("Where", ["is_open", "one", "shape"], ["target"]),
+        make("Expand", ["row", "target"], ["rows"]),
+        make("Add", ["x", "rows"], ["y"]),
+    ]
+    weights = {"row": np.ones((1, 8), "float32"), "minus": np.full(2, -1), "one": np.ones(2, "int64")}
+    return written(path, nodes, {"x": ("FLOAT", ["batch", 8])}, "y", **weights)
+
+
+def test_tensors_whose_shape_is_computed_are_planned(tmp_path):
+    """Input, rows and output of 64 samples of 8 floats, and 64 bytes of weights."""
+    assert OnnxGraph(repeated(tmp_path / "rows.onnx")).peaks().at(64) == 3 * 64 * 8 * 4 + 64
+
+
+class Attending(torch.nn.Module):
+    """Words with positions and a causal mask, which the code makes of the length."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.places = torch.nn.Embedding(50, 8), torch.nn.Embedding(100, 8)
+
+    def forward(self, ids):
+        """Return a vector for each word."""
+        places = torch.arange(ids.shape[1])
+        x = self.words(ids) + self.places(places)
+        mask = (places[:, None] >= places[None, :]).expand(ids.shape[0], 1, -1, -1)
+        heads = x.unflatten(2, (2, 4)).transpose(1, 2)
+        return torch.nn.functional.scaled_dot_product_attention(heads, heads, heads, attn_mask=mask).flatten(2)
+
+
+def test_shapes_of_a_file_of_the_dynamo_exporter_are_those_of_its_run(tmp_path):
+    """All tensors have the shape that ONNX Runtime gives them at a batch and a length of which it was not exported."""
+    path, axes = tmp_path / "attending.onnx", {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")}
+    with warnings.catch_warnings(action="ignore"):
+        torch.onnx.export(
+            Attending().eval(), (torch.arange(8).reshape(2, 4),), str(path), dynamic_shapes=(axes,), verbose=False
+        )
+    graph, model = OnnxGraph(path, {"sequence": 7}), onnx.load(str(path))
+    planned = {name: shape for name, (shape, _) in graph._inferred(3).items()}
+    named = {name for node in model.graph.node for name in node.output} - {each.name for each in model.graph.output}
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in named)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    (value,) = session.get_inputs()
+    names = [each.name for each in session.get_outputs()]
+    computed = dict(zip(names, session.run(names, {value.name: np.ones((3, 7), "int64")}), strict=True))
+    assert {name: each.shape for name, each in computed.items()} == {name: planned[name] for name in names}
+    assert len(names) > 10
 
 
 RECURRENT = {"w": np.ones((1, 16, 8), "float32"), "r": np.ones((1, 16, 4), "float32")}
