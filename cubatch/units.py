@@ -133,6 +133,17 @@ def format_count(value: float) -> str:
     return f"{round(value):,}".replace(",", " ")
 
 
+def format_counted(number: float, noun: str) -> str:
+    """
+    Format a number with its noun, which is in the plural unless the number is one.
+
+    Example:
+        >>> format_counted(1, "sample"), format_counted(1200, "sample")
+        ('1 sample', '1 200 samples')
+    """
+    return f"{format_count(number)} {noun}{'' if number == 1 else 's'}"
+
+
 def format_percent(fraction: float) -> str:
     """
     Format a fraction as a percentage with three significant digits, from 99.95 % on without decimals.

@@ -24,7 +24,7 @@ from cubatch.serving.batching_queue import Load, simulate
 from cubatch.shown import Shown
 from cubatch.tuning.results import BUSY_MACHINE, BatchSizeResult, Measurement, load
 from cubatch.tuning.threads_result import ThreadsResult
-from cubatch.units import format_count, format_seconds
+from cubatch.units import format_count, format_counted, format_seconds
 
 _REQUESTS = 20_000
 """Simulated requests at least: 200 of them are slower than the 99th percentile."""
@@ -140,7 +140,7 @@ class ServingPlan(Shown):
         chosen, smallest = self.chosen, self.options[0]
         wait = f", queued for at most {format_seconds(chosen.queue_delay)}" if chosen.queue_delay else ""
         first = (
-            f"{self.instances} instance{'s' if self.instances > 1 else ''}{self._of_threads} with batches of at most "
+            f"{format_counted(self.instances, 'instance')}{self._of_threads} with batches of at most "
             f"{chosen.max_batch_size}{wait} can{', by the predicted times,' if self.predicted else ''} answer "
             f"{format_count(self.arrival_rate)} requests/s with a 99th percentile of {format_seconds(self.load.p99)}."
         )
@@ -178,7 +178,7 @@ class ServingPlan(Shown):
 
     @property
     def _of_threads(self) -> str:
-        return "" if self.threads is None else f" of {self.threads} thread{'s' if self.threads > 1 else ''}"
+        return "" if self.threads is None else f" of {format_counted(self.threads, 'thread')}"
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the plan as plain mappings and lists, for JSON."""

@@ -11,7 +11,7 @@ from cubatch.checks import check_kind
 from cubatch.errors import InvalidArgument
 from cubatch.measure.records import TIMED
 from cubatch.tuning.results import TuningResult
-from cubatch.units import format_percent, format_seconds, join_words
+from cubatch.units import format_counted, format_percent, format_seconds, join_words
 from cubatch.workload import divisors
 
 MUCH_LESS = 0.9  # of the best throughput: another target is worth a thought
@@ -116,6 +116,6 @@ def concern(result: TuningResult, division: Cut, *, num_devices: int = 1) -> str
         f" Larger divisors were not measured: {join_words(larger)}. Raise budget or max_batch_size." if larger else ""
     )
     return (
-        f"target_batch_size={target} is best cut into steps of {division.batch_size} samples, {less}; "
-        f"{' and '.join(map(str, near))} can be cut into steps of {fastest}.{more}"
+        f"target_batch_size={target} is best cut into steps of {format_counted(division.batch_size, 'sample')}, "
+        f"{less}; {' and '.join(map(str, near))} can be cut into steps of {fastest}.{more}"
     )

@@ -18,6 +18,7 @@ from cubatch.memory.step_footprint import Footprint
 from cubatch.memory.thumb_rules import Rule
 from cubatch.tuning import priced_devices, step_memory
 from cubatch.tuning.step_memory import ModuleStep, NetworkStep
+from cubatch.units import format_counted
 
 _OF_TRAINING: Mapping[str, Any] = {"optimizer": "sgd", "loss": None, "accumulate": 1}
 
@@ -129,7 +130,7 @@ def _of_mode(
 ) -> ModeMemory:
     name = device.slug or device.name
     if isinstance(step, ModuleStep):
-        step.module.on_trace = lambda size: show(f"tracing a step of {size} samples for {name}")
+        step.module.on_trace = lambda size: show(f"tracing a step of {format_counted(size, 'sample')} for {name}")
     else:
         show(f"planning the memory of a step on {name}")
     footprint = step.footprint(batch_size, device)

@@ -10,7 +10,7 @@ from attrs import field
 from attrs.converters import optional
 
 from cubatch import checks
-from cubatch.units import format_count, format_seconds, format_whole_percent
+from cubatch.units import format_count, format_counted, format_seconds, format_whole_percent
 
 
 @attrs.frozen(kw_only=True)
@@ -70,7 +70,7 @@ class DataParallel:
         if self.overlap is not None:
             hidden = f", {format_whole_percent(self.overlap)} of that behind the backward pass"
         return (
-            f"{count} devices share a step of {self.batch_size} samples each: "
+            f"{count} devices share a step of {format_counted(self.batch_size, 'sample')} each: "
             f"{format_count(self.samples_per_second)} samples/s together, "
             f"{format_whole_percent(self.scaling_efficiency)} of {count} times one alone; summing gradients takes "
             f"{format_seconds(self.exchange_seconds)} of {format_seconds(self.step_seconds)}{hidden}"

@@ -30,6 +30,7 @@ from cubatch.tuning.results import NOISY_SHARE, BatchSizeResult, Measurement, Tu
 from cubatch.tuning.sharpen import Sharpened
 from cubatch.units import (
     format_count,
+    format_counted,
     format_objective,
     format_percent,
     format_seconds,
@@ -139,7 +140,7 @@ def _not_compared(result: TuningResult, n: int, value: str) -> str:
         what = "your size" if n == result.current_batch_size else "the best so far"
         return f"No recommendation: {n}, {what}, was timed only once{within}: {value}. Raise budget."
     failed = sum(m.status in _FAILED for m in result.sizes.values())
-    count = f" ({_counted(failed, 'other size')} failed)" if failed else ""
+    count = f" ({format_counted(failed, 'other size')} failed)" if failed else ""
     remedy = ": raise budget" if is_cut else f"{count}: name other sizes in batch_sizes"
     alone = f"Only batch size {n} was measured{within}: {value}."
     return f"{alone} It was compared with no other size, so there is no recommendation{remedy}."
@@ -247,13 +248,13 @@ def _loader(result: TuningResult) -> list[str]:
     step, fastest = (result.sizes[size].samples_per_second or 0.0 for size in (n, result.fastest_batch_size or n))
     own = rate.rate_at(n)
     delivered, alone = (format_objective(value, "throughput") for value in (own, step))
-    where = f"with {_counted(rate.num_workers, 'worker')}" if rate.num_workers else "in the process that trains"
+    where = f"with {format_counted(rate.num_workers, 'worker')}" if rate.num_workers else "in the process that trains"
     where += " on the CPUs of the step" if rate.delay_seconds and result.is_slowed(n) else ""
     text = f"The data loader by itself delivers {delivered} {where}, the step by itself {alone}"
     enough = rate.workers_for(fastest)
     if enough > rate.num_workers and result.is_slowed(result.fastest_batch_size or n):
         more = enough * own / max(1, rate.num_workers)
-        text += f"; {_counted(enough, 'worker')} would deliver about {format_objective(more, 'throughput')}"
+        text += f"; {format_counted(enough, 'worker')} would deliver about {format_objective(more, 'throughput')}"
     if n in rate.loop_ratios and n in result.loop_rates:
         text += f". In one loop, as it was run, they reach {format_objective(result.loop_rates[n], 'throughput')}"
         if result.loop_rates[n] > _AGREES * min(own, step):
@@ -261,7 +262,7 @@ def _loader(result: TuningResult) -> list[str]:
     epoch = rate.steps(n)
     if epoch is None:
         return [f"{text}."]
-    last = f", the last of {epoch[1]} samples" if epoch[1] else ""
+    last = f", the last of {format_counted(epoch[1], 'sample')}" if epoch[1] else ""
     return [f"{text}.", f"An epoch has {format_count(epoch[0])} batch{'' if epoch[0] == 1 else 'es'} of {n}{last}."]
 
 
@@ -710,11 +711,7 @@ def _percent(share: float) -> str:
 
 
 def _count(timings: int) -> str:
-    return _counted(timings, "timing")
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{format_count(count)} {noun}{'' if count == 1 else 's'}"
+    return format_counted(timings, "timing")
 
 
 def _first_reason(group: Sequence[Measurement], limit: float | None) -> str:

@@ -16,7 +16,7 @@ import attrs
 from cubatch.hardware.cpu_load import CpuLoad
 from cubatch.hardware.memory_limit import MemoryLimit
 from cubatch.measure.runner import Remark
-from cubatch.units import format_bytes, format_seconds, format_whole_percent
+from cubatch.units import format_bytes, format_counted, format_seconds, format_whole_percent
 
 _OTHER_CPUS = 0.2  # CPUs kept busy by others, and share of stolen CPU time, that move a median known to 1 %
 _STEAL_SHARE = 0.02
@@ -118,7 +118,7 @@ _TEXT: Mapping[str, str] = {
         "Samples are of unequal length: a time in the table is that of one typical batch of the size, and batches of a "
         "loop may differ from it."
     ),
-    "data_set_size": "The data set has {count} samples: no larger batch was proposed.",
+    "data_set_size": "No batch larger than the data set was proposed; samples in it: {count}.",
     STATE_REMAINS: (
         "Steps changed {attributes} of the module, which cannot be restored: batch sizes did not start from the same "
         "state. Reset it in forward()."
@@ -263,4 +263,4 @@ def interference(load: CpuLoad, threads: int) -> Note | None:
 
 
 def _cpus(count: int) -> str:
-    return f"{count} CPU{'s' if count > 1 else ''}"
+    return format_counted(count, "CPU")

@@ -9,7 +9,7 @@ import attrs
 
 from cubatch.shown import Shown
 from cubatch.tuning.results import BUSY_MACHINE, TuningResult
-from cubatch.units import format_count, format_percent
+from cubatch.units import format_count, format_counted, format_percent
 
 
 @attrs.frozen(kw_only=True)
@@ -94,7 +94,7 @@ class ThreadsResult(Shown):
 
     def _of_all(self, threads: int) -> str:
         count = self.instances[threads]
-        return f"{count} instance{'s' * (count > 1)} of {threads} thread{'s' * (threads > 1)}"
+        return f"{format_counted(count, 'instance')} of {format_counted(threads, 'thread')}"
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the result as plain mappings and lists, for JSON."""

@@ -8,7 +8,7 @@ from typing import Any
 from cubatch.report.grid import Grid
 from cubatch.report.tables.common import written
 from cubatch.serving.serving_plan import ServingPlan
-from cubatch.units import format_count, format_percent, format_seconds
+from cubatch.units import format_count, format_counted, format_percent, format_seconds
 
 
 def plan(plan: ServingPlan) -> Grid:
@@ -38,7 +38,7 @@ def plan(plan: ServingPlan) -> Grid:
         *(["No latency: requests arrive faster than such steps can take them."] if is_overloaded else []),
         *([] if cost is None else [f"A million requests cost {format_count(cost)}, at {rate} requests/s."]),
     ]
-    title = f"{plan.name} on {plan.device}: {plan.instances} instance{'s' * (plan.instances > 1)}, {rate} requests/s"
+    title = f"{plan.name} on {plan.device}: {format_counted(plan.instances, 'instance')}, {rate} requests/s"
     marked = [n for n, option in enumerate(plan.options) if option is plan.chosen]
     title += ", predicted" if plan.predicted else ""
     return Grid.of(plan.options, columns, title=title, marked=marked, notes=notes)
