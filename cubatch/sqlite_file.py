@@ -147,8 +147,19 @@ def reason(error: Exception) -> str:
         sqlite3.SQLITE_NOTADB: "the file is damaged, or no database; if it was a store, delete it",
         sqlite3.SQLITE_SCHEMA: "the file is from an older cubatch; delete it",
     }
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary result code
-    return f"{words.get(code, 'SQLite failed')} ({visible(str(error))})"
+    return f"{words.get(_code(error), 'SQLite failed')} ({visible(str(error))})"
+
+
+def remedy(error: Exception) -> str:
+    """Return what to do about a database that cannot be used for this `reason`, as a sentence."""
+    is_deleted = _code(error) in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_SCHEMA}
+    return "The next run creates a new one." if is_deleted else "Name another path."
+
+
+def _code(error: Exception) -> int:
+    """Return the primary result code of SQLite; 0 for another error."""
+    code: int = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code
 
 
 def default_path() -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,12 +25,11 @@ def list_runs(*, store: StoreOption = None, json: JsonOption = None) -> None:
 
     Example: cubatch store list --json -
     """
-    from cubatch import sqlite_file
     from cubatch.report.tables import common, store as store_table
     from cubatch.tuning import store as cache
 
     console.check_writable(json=json)
-    path = store or sqlite_file.default_path()
+    path = _path(store)
     runs = [common.plain(run) for run in cache.list_runs(path)]
     console.emit([store_table.runs(runs, str(path))], {"schema": 1, "path": str(path), "runs": runs}, json)
 
@@ -45,12 +46,11 @@ def show_run(
 
     Example: cubatch store show 3
     """
-    from cubatch import sqlite_file
     from cubatch.report.tables import common, store as store_table
     from cubatch.tuning import store as cache
 
     console.check_writable(json=json)
-    stored, measured = cache.show(store or sqlite_file.default_path(), run)
+    stored, measured = cache.show(_path(store), run)
     facts, timings = common.plain(stored), common.plain(measured)
     console.emit(store_table.run(facts, timings), {"schema": 1, "run": facts, "measured": timings}, json)
 
@@ -70,21 +70,30 @@ def clear_runs(
 
     Example: cubatch store clear 3
     """
-    from cubatch import sqlite_file
     from cubatch.kernels import choice
     from cubatch.report.grid import Grid
     from cubatch.tuning import store as cache
+    from cubatch.units import format_counted
 
     if (run is None) != everything:
         raise typer.BadParameter("give the number of one run, or --all to delete every run")
     console.check_writable(json=json)
-    path = store or sqlite_file.default_path()
+    path = _path(store)
     cleared = cache.clear(path, run)
     winners = choice.delete_winners(choice.winners_path(path)) if everything else 0
-    deleted = _count(cleared, "run") + (f" and {_count(winners, 'kernel choice')}" if everything else "")
+    deleted = format_counted(cleared, "run") + (
+        f" and {format_counted(winners, 'kernel choice')}" if everything else ""
+    )
     facts = {"schema": 1, "path": str(path), "cleared": cleared, "winners": winners}
     console.emit([Grid(notes=[f"Deleted {deleted} from {path}."])], facts, json)
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + "s" * (number != 1)
+def _path(store: Path | None) -> Path:
+    """Return the file of the store, None being the default one; raise StoreError for another that does not exist."""
+    from cubatch import sqlite_file
+    from cubatch.errors import StoreError
+
+    with contextlib.suppress(OSError):  # opening the file reports it
+        if store is not None and not sqlite_file.place(store).exists():
+            raise StoreError(str(store), "there is no such file", "Name the file of `cubatch tune --store`.")
+    return store or sqlite_file.default_path()

@@ -265,7 +265,7 @@ def delete_winners(path: Path, device: Device | None = None) -> int:
                 return database.execute("DELETE FROM winners").rowcount
             return database.execute("DELETE FROM winners WHERE gpu = ?", (gpu_name(device),)).rowcount
     except sqlite_file.ERRORS as error:
-        raise StoreError(str(path), sqlite_file.reason(error), "Remove the file.") from error
+        raise StoreError(str(path), sqlite_file.reason(error), sqlite_file.remedy(error)) from error
 
 
 def gpu_name(device: Device) -> str:

@@ -505,4 +505,4 @@ def _opened(path: Path | str, run_id: int | None = None) -> Iterator[tuple[sqlit
         remedy = f"Delete the run: cubatch store clear {error.run} --store {path}"
         raise StoreError(str(path), f"run {error.run} has a damaged row ({error.reason})", remedy) from error
     except sqlite_file.ERRORS as error:
-        raise StoreError(str(path), sqlite_file.reason(error), "Name another path.") from error
+        raise StoreError(str(path), sqlite_file.reason(error), sqlite_file.remedy(error)) from error

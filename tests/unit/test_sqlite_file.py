@@ -45,13 +45,17 @@ def test_a_lock_is_free_again_after_its_holder(tmp_path):
         (14, "cannot be opened"),
         (5, "locked"),
         (267, "damaged"),
+        (26, "no database"),
     ],
 )
 def test_reasons_follow_the_result_code(code, words):
-    """Codes of sqlite.org/rescode.html, extended ones by their last byte."""
+    """Codes of sqlite.org/rescode.html, extended ones by their last byte; the user has one thing to do, not two."""
     error = sqlite3.OperationalError("anything")
     error.sqlite_errorcode = code
     assert words in sqlite_file.reason(error)
+    is_deleted = "delete" in sqlite_file.reason(error)
+    assert is_deleted != ("path" in sqlite_file.remedy(error))
+    assert is_deleted == (code in {267, 26})
 
 
 def damage(path, how):

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from cubatch.kernels.choice import Winners
 from cubatch.tuning.store import Run
 
 
-def test_a_missing_store_lists_nothing_and_clears_nothing(run, tmp_path):
-    """No file is created."""
+@pytest.mark.parametrize("command", [["list"], ["show", "1"], ["clear", "--all"]])
+def test_a_store_that_the_user_names_must_exist(run, tmp_path, command):
+    """A misspelled path is an error, not a store without runs; no file is created."""
     path = tmp_path / "store.db"
+    code, out, err = run("store", *command, "--store", path)
+    assert (code, out) == (1, "")
+    assert str(path) in "".join(err.split())
+    assert not list(tmp_path.iterdir())
 
-    assert json.loads(run("store", "list", "--store", path, "--json", "-")[1])["runs"] == []
-    cleared = json.loads(run("store", "clear", "--all", "--store", path, "--json", "-")[1])
+
+def test_without_the_default_store_there_are_no_runs(run, tmp_path, monkeypatch):
+    """Nothing was tuned yet: that is no error, and no file is created."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert json.loads(run("store", "list", "--json", "-")[1])["runs"] == []
+    cleared = json.loads(run("store", "clear", "--all", "--json", "-")[1])
     assert (cleared["cleared"], cleared["winners"]) == (0, 0)
     assert not list(tmp_path.iterdir())
 
