@@ -10,8 +10,8 @@ from typing import Any
 import attrs
 import numpy as np
 
-from cubatch import checks
-from cubatch.errors import InvalidArgument
+from cubatch import checks, files
+from cubatch.errors import InvalidArgument, InvalidData
 from cubatch.shown import Shown
 from cubatch.tuning import length_plan
 from cubatch.tuning.length_plan import LengthPlan
@@ -106,21 +106,24 @@ class ExtentsResult(Shown):
             raise InvalidArgument(self.axis, extent, f"at most {max(self.results)}, the largest tuned", "Tune it too.")
         return above
 
-    def with_lengths(self, lengths: Iterable[int], *, seed: int = 0) -> LengthPlan:
+    def with_lengths(self, lengths: Iterable[int] | str | Path, *, seed: int = 0) -> LengthPlan:
         """
         Return ways to form batches of samples of these lengths, the one with most tokens (no padding) per second first.
 
         The longest samples have at most the largest batch size that was measured at their extent.
 
         Args:
-            lengths: The length of each sample of your data, in tokens.
+            lengths: The length of each sample of your data, in tokens, or the path of a text file of them.
             seed: Seed of the random order.
 
         Raises:
             InvalidArgument: If there is no length, one is no whole number or longer than the largest tuned extent, or
                 nothing was measured at an extent.
+            InvalidData: If the file cannot be read, or has other words than whole numbers.
         """
-        checks.check_kind("lengths", lengths, Iterable, "the length of each sample")
+        if isinstance(lengths, str | Path):
+            lengths = _read_lengths(lengths)
+        checks.check_kind("lengths", lengths, Iterable, "the length of each sample, or the path of a file of them")
         ascending = sorted(
             checks.check_whole("lengths", length.item() if hasattr(length, "item") and np.ndim(length) == 0 else length)
             for length in lengths
@@ -191,12 +194,15 @@ class ExtentsResult(Shown):
 
     def to_vllm(self) -> str:
         """
-        Return the option of `vllm serve` for steps of as many prompt tokens as the budget.
+        Return the options of `vllm serve` for steps of as many prompt tokens as the budget.
+
+        `--max-num-seqs` is the number of prompts of the smallest extent in such a step.
 
         Raises:
             InvalidArgument: If there is no token budget.
         """
-        return f"--max-num-batched-tokens {self._budget()}"
+        budget = self._budget()
+        return f"--max-num-batched-tokens {budget} --max-num-seqs {budget // min(self.results)}"
 
     def _budget(self) -> int:
         budget = self.token_budget
@@ -236,6 +242,13 @@ class ExtentsResult(Shown):
             "results": {str(extent): result.to_mapping() for extent, result in self.results.items()},
             "failed": {str(extent): error for extent, error in self.failed.items()},
         }
+
+
+def _read_lengths(path: str | Path) -> list[int]:
+    try:
+        return [int(word) for word in Path(path).read_text(encoding="utf-8").split()]
+    except (OSError, ValueError) as error:
+        raise InvalidData(str(path), files.reason(error), "Write the length of each sample on a line.") from error
 
 
 def _rate(rates: Mapping[int, float], batch_size: int, extent: int) -> float:

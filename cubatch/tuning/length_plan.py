@@ -17,6 +17,9 @@ Batches = Iterator[Sequence[int]]
 RateAt = Callable[[int, int], float]
 """Returns samples per second at an extent and a batch size."""
 
+_GROUPED = 50
+"""Batches that are sorted together: `get_length_grouped_indices` of transformers 5.23."""
+
 
 @attrs.frozen(kw_only=True)
 class Batching:
@@ -24,7 +27,7 @@ class Batching:
     A way to form batches, with its padding and its rate.
 
     Attributes:
-        name: "random", "sorted", "buckets" or "token budget".
+        name: "random", "grouped", "sorted", "buckets" or "token budget".
         batch_sizes: Samples of a batch, by the length of its longest sample. "buckets" has an entry for the largest
             length of each bucket, any other way one entry for the longest of all samples.
         token_budget: Positions of a batch at most, padding included; None for ways other than "token budget".
@@ -61,6 +64,17 @@ class LengthPlan(Shown):
         """The way with the most tokens per second."""
         return self.ways[0]
 
+    def to_huggingface(self) -> str:
+        """
+        Return the options of a script with the Trainer of Hugging Face, which forms random or grouped batches.
+
+        They are fields of its `TrainingArguments`, as options of the command line.
+        """
+        way = next(way for way in self.ways if way.name in {"random", "grouped"})
+        strategy = "random" if way.name == "random" else "group_by_length"
+        (batch_size,) = way.batch_sizes.values()
+        return f"--per_device_train_batch_size {batch_size} --train_sampling_strategy {strategy}"
+
 
 def plan(
     axis: str, lengths: Sequence[int], *, rate_at: RateAt, measured: Mapping[int, Iterable[int]],
@@ -90,6 +104,7 @@ def plan(
 
     ways = [
         fastest(_timed(rate_at, "random", _of_size(shuffled, n), {longest: n}) for n in sizes),
+        fastest(_timed(rate_at, "grouped", _of_groups(shuffled, n), {longest: n}) for n in sizes),
         fastest(_timed(rate_at, "sorted", _of_size(lengths, n), {longest: n}) for n in sizes),
         _timed(rate_at, "buckets", _of_buckets(shuffled, chosen), chosen),
         fastest(
@@ -118,6 +133,17 @@ def _timed(
 
 def _of_size(lengths: Sequence[int], batch_size: int) -> Batches:
     return (lengths[start : start + batch_size] for start in range(0, len(lengths), batch_size))
+
+
+def _of_groups(lengths: Sequence[int], batch_size: int) -> Batches:
+    """
+    Yield batches as with `group_by_length` of Hugging Face: stretches of the samples are sorted, longest first.
+
+    A stretch has 50 batches, or a quarter of all if that is less.
+    """
+    stretch = batch_size * max(1, min(len(lengths) // (4 * batch_size), _GROUPED))
+    for start in range(0, len(lengths), stretch):
+        yield from _of_size(sorted(lengths[start : start + stretch], reverse=True), batch_size)
 
 
 def _of_buckets(lengths: Sequence[int], edges: Mapping[int, int]) -> Batches:

@@ -12,11 +12,13 @@ torch = pytest.importorskip("torch")  # first: a module that was skipped before 
 
 from cubatch.errors import InvalidArgument  # noqa: E402
 from cubatch.integrations.huggingface import _tune_evaluation, tune_trainer  # noqa: E402
+from cubatch.tuning import length_plan  # noqa: E402
 from tests.parity.beside_torchvision import registering_nothing  # noqa: E402
 
 pytest.importorskip("transformers")
 with registering_nothing():
-    from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+    from transformers import BertConfig, BertForSequenceClassification, HfArgumentParser, Trainer, TrainingArguments
+    from transformers.trainer_pt_utils import get_length_grouped_indices
 
 NUM_SAMPLES, LENGTH = 48, 8
 TWO = {"budget": 120.0, "batch_sizes": [4, 8], "memory_limit": "1GiB"}
@@ -284,3 +286,27 @@ def test_steps_are_compiled_if_training_is(tmp_path, steps):
     with pytest.raises(InterruptedError):
         tune_trainer(make(tmp_path))
     assert not hasattr(steps[1].model, "_orig_mod")
+
+
+@pytest.mark.parametrize("size", [4, 16])  # 50 batches of 4 are a stretch; of 16, a quarter of the samples
+def test_grouped_batches_are_those_of_the_trainer(size):
+    """The same samples are padded together, but that the Trainer exchanges the longest and the longest of a stretch."""
+    shuffled = torch.randperm(2000, generator=torch.Generator().manual_seed(3)).tolist()  # lengths are places
+    order = get_length_grouped_indices(range(2000), size, generator=torch.Generator().manual_seed(3))
+    theirs = [set(order[start : start + size]) for start in range(0, 2000, size)]
+    exchanged = [a ^ set(b) for a, b in zip(theirs, length_plan._of_groups(shuffled, size), strict=True)]
+    exchanged = [each for each in exchanged if each]
+    assert len(exchanged) in {0, 2}
+    assert all(each == {1999, max(shuffled[: size * min(50, 2000 // (4 * size))])} for each in exchanged)
+
+
+def test_the_options_of_a_plan_are_fields_of_the_trainer(tmp_path):
+    """Its own parser of the command line takes the batch size and the sampler."""
+    batching = {"padding_share": 0.1, "tokens_per_second": 1e6}
+    for name, sampler in (("grouped", "group_by_length"), ("random", "random")):
+        ways = (length_plan.Batching(name=name, batch_sizes={64: 24}, **batching),)
+        options = length_plan.LengthPlan(axis="sequence", num_samples=9, ways=ways).to_huggingface().split()
+        (arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(
+            [*options, "--output_dir", str(tmp_path), "--report_to", "none"]
+        )
+        assert (arguments.per_device_train_batch_size, arguments.train_sampling_strategy) == (24, sampler)

@@ -7,7 +7,7 @@ from cubatch.report.tables.common import ended_by, half_width, written
 from cubatch.tuning.extents_result import ExtentsResult
 from cubatch.tuning.length_plan import Batching, LengthPlan
 from cubatch.tuning.results import BUSY_MACHINE
-from cubatch.units import format_count, format_percent, visible
+from cubatch.units import format_count, format_counted, format_percent, visible
 
 
 def by_extent(result: ExtentsResult) -> Grid:
@@ -24,11 +24,11 @@ def by_extent(result: ExtentsResult) -> Grid:
         "search ended by": lambda item: ended_by(item[1]),
     }
     if budget is not None:
-        first = f"Batches of {format_count(budget)} tokens are within the tolerance of the best at every {axis}."
+        first = f"Batches of {format_count(budget)} tokens are within the tolerance of the best at every extent."
     elif result.failed or None in result.batch_sizes.values():
-        first = f"There is no token budget, because not every {axis} has a recommended batch size."
+        first = "There is no token budget, because not every extent has a recommended batch size."
     else:
-        first = f"No measured number of tokens per batch is within the tolerance of the best at every {axis}. "
+        first = "No measured number of tokens per batch is within the tolerance of the best at every extent. "
         first += result.budget_remedy
     notes = [first, "“largest” is the largest batch that fits, by the memory plan."]
     notes += [f"{format_count(extent)}: {error}" for extent, error in result.failed.items()]
@@ -55,8 +55,8 @@ def ways(plan: LengthPlan) -> Grid:
         "real tokens/s": lambda way: format_count(way.tokens_per_second),
         "of the best": lambda way: format_percent(way.tokens_per_second / plan.best.tokens_per_second),
     }
-    title = f"{format_count(plan.num_samples)} samples of unequal length ({visible(plan.axis)})"
-    notes = ["“sorted” and “token budget” join samples of similar length.", *plan.reasons]
+    title = f"{format_counted(plan.num_samples, 'sample')} of unequal length ({visible(plan.axis)})"
+    notes = ["“grouped”, “sorted” and “token budget” join samples of similar length.", *plan.reasons]
     return Grid.of(plan.ways, columns, title=title, marked=[0], notes=notes)
 
 

@@ -121,6 +121,42 @@ def test_padding_of_random_batches():
     assert random_way.padding_share > 0.3
 
 
+def test_grouped_batches_are_sorted_within_stretches():
+    """
+    Of 64 samples and batches of 4, four stretches of 16 are sorted: each batch has four neighbors of its stretch.
+
+    The padding is at least that of sorted batches, and at most that of random ones.
+    """
+    lengths = np.random.default_rng(5).permutation(range(1, 65)).tolist()
+    batches = list(length_plan._of_groups(lengths, 4))
+    assert batches[:4] == np.sort(lengths[:16])[::-1].reshape(4, 4).tolist()
+    assert sorted(n for batch in batches for n in batch) == sorted(lengths)
+    assert {len(batch) for batch in length_plan._of_groups([1, 2, 3], 4)} == {3}
+    shares = {name: way.padding_share for name, way in ways_of(LENGTHS, 128, sizes=(4,)).items()}
+    assert shares["sorted"] <= shares["grouped"] < shares["random"]
+
+
+def test_the_trainer_groups_samples_where_that_saves_time():
+    """Where time is that of positions, padding costs; samples of one length have none, and stay in random order."""
+    result = results_of(1, 128, sizes=(8, 16))
+    grouped = result.with_lengths(LENGTHS).to_huggingface()
+    assert grouped == "--per_device_train_batch_size 8 --train_sampling_strategy group_by_length"
+    alike = results_of(128, fixed=1e-3, sizes=(8, 16)).with_lengths([128] * 160).to_huggingface()
+    assert alike == "--per_device_train_batch_size 16 --train_sampling_strategy random"
+
+
+def test_lengths_may_be_in_a_file(tmp_path):
+    """A line has a length; a file of other words, or none, is named."""
+    path = tmp_path / "lengths.txt"
+    path.write_text("10\n60\n", encoding="utf-8")
+    for given in (path, str(path)):
+        assert results_of(64).with_lengths(given) == results_of(64).with_lengths([10, 60])
+    path.write_text("10\n6x\n", encoding="utf-8")
+    for wrong in (path, tmp_path / "none.txt"):
+        with pytest.raises(cb.InvalidData, match=wrong.name):
+            results_of(64).with_lengths(wrong)
+
+
 def test_buckets_have_the_recommended_size_of_their_extent():
     """64 samples up to 64 are padded to at most 64, and the other half to at most 128."""
     buckets = ways_of(LENGTHS, 64, 128, fixed=1e-3, sizes=(8, 16))["buckets"]
@@ -234,7 +270,7 @@ def test_exports_hold_the_sizes_of_the_result():
     result = results_of(64, 128)
     assert result.token_budget == 128  # one sample is as fast as many
     assert result.to_fairseq() == "--max-tokens 128"
-    assert result.to_vllm() == "--max-num-batched-tokens 128"
+    assert result.to_vllm() == "--max-num-batched-tokens 128 --max-num-seqs 2"  # two prompts of 64
     assert result.to_lhotse().splitlines()[1:] == ["bucket_duration_bins: [64, 128]", "bucket_batch_size: [1, 1]"]
     assert "bucket_duration_bins: [0.64, 1.28]" in result.to_lhotse(tokens_per_unit=100)
     with pytest.raises(cb.InvalidArgument, match="token_budget"):
