@@ -8,6 +8,10 @@ latency is measured by `autotune_callable` on the first CPU.  The server is a pr
 requests of a socket by the rule of the plan.  They come from a process on the last CPU, where the latency is taken.
 "replayed" is the simulation of the plan with the very arrivals of the load.
 
+The speed of a shared machine changes from minute to minute. So the server also times its own steps of each size, before
+and after each load, while no requests arrive. "at its speed" replays the arrivals with these times.  The distance of
+that latency from the measured one is the error of the queue model.
+
 With `--server ray` the server is Ray Serve (`pip install "ray[serve]" aiohttp`), behind HTTP and a proxy, which are not
 bound to CPUs.  The overhead of server and network is measured first: by requests to a deployment that returns at once.
 
@@ -24,11 +28,13 @@ import multiprocessing
 import os
 import select
 import socket
+import statistics
 import struct
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +48,8 @@ WIDTH, LAYERS = 2048, 8
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32)
 DEFAULTS = {"max_batch_size": 10, "batch_wait_timeout_s": 0.01}
 PORT = 8123
+STEPS = b"steps"  # a packet of another length than a request: asks a server to time its steps
+TURNS = 3
 PLANS = (  # share of the rate that steps of the largest size allow, and the limit in steps of that size
     (0.3, 3.0), (0.5, 3.0), (0.7, 4.0),
 )  # fmt: skip
@@ -84,6 +92,18 @@ def measure(path: Path, budget: float) -> cb.TuningResult:
     return cb.autotune_callable(make_step, device="cpu", batch_sizes=SIZES, max_batch_size=SIZES[-1], budget=budget)
 
 
+def time_steps(session: Any, most: int) -> list[list[float]]:
+    """Return seconds of steps of 1, 2, ... requests, several of each size in shuffled turns."""
+    sample = np.random.default_rng(0).standard_normal((most, WIDTH), np.float32)
+    seconds: list[list[float]] = [[] for _ in range(most)]
+    for turn in range(TURNS):
+        for place in np.random.default_rng(turn).permutation(most):
+            began = time.perf_counter()
+            session.run(None, {"x": sample[: place + 1]})
+            seconds[place].append(time.perf_counter() - began)
+    return seconds
+
+
 def serve(path: Path) -> Any:
     """Start Ray Serve with the model and an empty deployment; return the handle that sets the batching."""
     import ray
@@ -108,7 +128,9 @@ def serve(path: Path) -> Any:
             batch = np.tile(self.sample, (len(requests), 1))
             return [float(each) for each in self.session.run(None, {"x": batch})[0][:, 0]]
 
-        async def __call__(self, _: Any) -> float:
+        async def __call__(self, request: Any) -> Any:
+            if most := request.query_params.get("steps"):
+                return time_steps(self.session, int(most))
             return await self.run(0.0)
 
     @serve.deployment(max_ongoing_requests=1000, logging_config=quiet)
@@ -140,6 +162,9 @@ def answer(path: str, link: socket.socket, config: dict[str, Any]) -> None:
             packet = link.recv(8)
             if not packet:
                 return
+            if packet == STEPS:
+                link.send(json.dumps(time_steps(session, most)).encode())
+                continue
             waiting.append(packet)
             left = struct.unpack("d", waiting[0])[0] + delay - time.monotonic()
         count = min(most, len(waiting))
@@ -148,16 +173,28 @@ def answer(path: str, link: socket.socket, config: dict[str, Any]) -> None:
             link.send(waiting.popleft())
 
 
-def loaded_alone(path: Path, config: dict[str, Any], arrivals: np.ndarray) -> list[float]:
-    """Send requests at these times from the last CPU to a server of its own; return their latencies in seconds."""
+def loaded_alone(
+    path: Path, config: dict[str, Any], arrivals: np.ndarray
+) -> tuple[dict[str, float], list[list[list[float]]]]:
+    """
+    Send requests at these times from the last CPU to a server of its own.
+
+    Returns percentiles of their latencies, and the times of its steps before and after the load.
+    """
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server = multiprocessing.get_context("spawn").Process(target=answer, args=(str(path), its, config))
     server.start()
     its.close()
     usable, latencies, sent = os.sched_getaffinity(0), list[float](), 0
+
+    def times() -> Any:
+        ours.send(STEPS)
+        return json.loads(ours.recv(2**16))
+
     os.sched_setaffinity(0, {max(usable)})
     try:
         ours.recv(8)
+        before = times()
         due = time.monotonic() + arrivals
         while len(latencies) < len(due):
             left = None if sent == len(due) else max(0.0, due[sent] - time.monotonic())
@@ -167,11 +204,11 @@ def loaded_alone(path: Path, config: dict[str, Any], arrivals: np.ndarray) -> li
             elif free:
                 ours.send(struct.pack("d", due[sent]))
                 sent += 1
+        return percentiles(latencies), [before, times()]
     finally:
         os.sched_setaffinity(0, usable)
         ours.close()
         server.join()
-    return latencies
 
 
 def arrivals_of(rate: float, seconds: float, seed: int) -> np.ndarray:
@@ -201,6 +238,12 @@ async def load(route: str, rate: float, seconds: float, seed: int) -> list[float
     return latencies
 
 
+def times_of_ray(most: int) -> Any:
+    """Return the times of steps that Ray Serve takes."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/model?steps={most}") as reply:
+        return json.load(reply)
+
+
 def loaded(route: str, rate: float, seconds: float, seed: int) -> dict[str, float]:
     """Send requests from a second process and return percentiles of their latency."""
     command = [sys.executable, "-m", "benchmarks.bench_serving", "--load", json.dumps([route, rate, seconds, seed])]
@@ -215,13 +258,19 @@ def percentiles(latencies: list[float]) -> dict[str, float]:
     return {"p50": float(p50), "p95": float(p95), "p99": float(p99), "requests": len(settled)}
 
 
-def replayed(result: cb.TuningResult, config: dict[str, Any], arrivals: np.ndarray) -> float:
-    """Return the 99th percentile that the simulation of the queue gives for these arrivals."""
+def replays(
+    result: cb.TuningResult, config: dict[str, Any], arrivals: np.ndarray, timed: list[list[list[float]]]
+) -> dict[str, float]:
+    """Return 99th percentiles of the simulated queue for these arrivals, with planned steps and the server's own."""
     times = {m.batch_size: m.latency_seconds or 0.0 for m in result.measurements}
-    most = config["max_batch_size"]
-    steps = np.interp(range(1, most + 1), list(times), list(times.values()))
-    load = simulate(arrivals.tolist(), [[float(step)] for step in steps], delay=config["batch_wait_timeout_s"])
-    return load.p99
+    planned = [[float(step)] for step in np.interp(range(1, len(timed[0]) + 1), list(times), list(times.values()))]
+    own = [[*before, *after] for before, after in zip(*timed, strict=True)]
+    by_plan, by_server = (
+        simulate(arrivals.tolist(), steps, delay=config["batch_wait_timeout_s"]).p99 for steps in (planned, own)
+    )
+    ratios = [[statistics.fmean(mine) / step for mine, (step,) in zip(each, planned, strict=True)] for each in timed]
+    before, after = map(statistics.median, ratios)
+    return {"replayed_p99": by_plan, "own_speed_p99": by_server, "steps_before": before, "steps_after": after}
 
 
 def main() -> None:
@@ -257,17 +306,24 @@ def main() -> None:
             rows.append({"rate": rate, "limit": steps * step, "overhead": overhead, "plan": plan.to_mapping()})
             for name, config in {"measured": ours, "defaults": DEFAULTS}.items():
                 if configure is None:
-                    rows[-1][name] = percentiles(loaded_alone(path, config, arrivals))
+                    latency, timed = loaded_alone(path, config, arrivals)
                 else:
                     configure(config)
                     loaded("model", rate, options.seconds / 6, 2)
-                    rows[-1][name] = loaded("model", rate, options.seconds, 3)
-                rows[-1][name]["replayed_p99"] = replayed(result, config, arrivals) + overhead
-            measured, default = (rows[-1][name] for name in ("measured", "defaults"))
-            print(f"{rate:.0f}/s: at most {plan.max_batch_size}, delay {plan.queue_delay * 1e3:.1f} ms: "
-                  f"p99 {plan.load.p99 * 1e3:.1f} ms planned, {measured['replayed_p99'] * 1e3:.1f} ms replayed, "
-                  f"{measured['p99'] * 1e3:.1f} ms measured; defaults {default['replayed_p99'] * 1e3:.1f} ms replayed, "
-                  f"{default['p99'] * 1e3:.1f} ms measured", flush=True)  # fmt: skip
+                    before = times_of_ray(config["max_batch_size"])
+                    latency = loaded("model", rate, options.seconds, 3)
+                    timed = [before, times_of_ray(config["max_batch_size"])]
+                own = replays(result, config, arrivals, timed)
+                own |= {key: own[key] + overhead for key in ("replayed_p99", "own_speed_p99")}
+                rows[-1][name] = latency | own
+                print(
+                    f"{rate:.0f}/s, {name}: at most {config['max_batch_size']}, "
+                    f"delay {1e3 * config['batch_wait_timeout_s']:.1f} ms: p99 {1e3 * own['replayed_p99']:.1f} ms "
+                    f"replayed, {1e3 * own['own_speed_p99']:.1f} ms at its speed (steps {own['steps_before']:.2f} and "
+                    f"{own['steps_after']:.2f} of the planned), {1e3 * latency['p99']:.1f} ms measured",
+                    flush=True,
+                )
+            print(f"{rate:.0f}/s: {1e3 * plan.load.p99:.1f} ms planned", flush=True)
     if options.out:
         times = {str(m.batch_size): m.latency_seconds for m in result.measurements}
         write(options.out, {**on_cpu("serving"), "server": options.server, "step_seconds": times, "plans": rows})
