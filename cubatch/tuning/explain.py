@@ -117,7 +117,7 @@ def headline(result: TuningResult, posterior: Posterior) -> str:
         alone = " No other size was requested." if result.decided_by == "batch_sizes" else ""
         return f"Use batch size {n}: {value}.{alone}"
     if n in equal and len(equal) > 1:
-        limits, end = f"{_within_limits(result)}{_before_the_end(result)}", _END[result.objective]
+        limits, end = f"{_within_limits(result)}{_within_budget(result)}", _END[result.objective]
         is_end = n == equal[-1 if end == "largest" else 0] or result.shares[n] < 1 - (result.tolerance or 0.0)
         why = "" if is_end else f", the {end} expected within {_tolerance(result)} of the best{limits}"
         best = f", the {_BEST[result.objective]}{limits}" if is_end and limits else ""
@@ -168,7 +168,7 @@ def _against_current(result: TuningResult, posterior: Posterior, current: int, v
     `current` is the user's size, and `value` the objective at the recommended size as text.
     """
     n, fastest, shares = result.batch_size or 0, result.fastest_batch_size or 0, result.shares
-    best = f"the {_BEST[result.objective]}{_within_limits(result)} ({fastest}){_before_the_end(result)}"
+    best = f"the {_BEST[result.objective]}{_within_limits(result)} ({fastest}){_within_budget(result)}"
     if n == current == fastest:
         return f"Keep batch size {n}: {value}, {_rank(result, n)}."
     if n == current and shares[n] < 1 - (result.tolerance or 0.0):
@@ -228,7 +228,7 @@ def _in_loop(result: TuningResult, chosen: Measurement) -> str:
         rank = f"{rates[n] / rates[current]:.3g} times as fast as {current}"
     else:
         fastest = max(rates, key=lambda m: (rates[m], m))
-        near = f"within {_tolerance(result)} of the fastest ({fastest}){_before_the_end(result)}"
+        near = f"within {_tolerance(result)} of the fastest ({fastest}){_within_budget(result)}"
         rank = near if n == current != fastest else _rank(result, n, fastest)  # a smaller size may do as well
         unknown = "" if current in (None, n) else f" {_no_value(result.sizes[current or 0])}."
     ending = ""
@@ -337,7 +337,7 @@ def _rank(result: BatchSizeResult, n: int, fastest: int | None = None) -> str:
     fastest = fastest or result.fastest_batch_size
     if not result.predicted and sum(m.is_measured for m in result.sizes.values()) == 1:
         return "the only size that ran within the limits"
-    best, cut = f"the {_BEST[result.objective]}{_within_limits(result)}", _before_the_end(result)
+    best, cut = f"the {_BEST[result.objective]}{_within_limits(result)}", _within_budget(result)
     if n == fastest:
         return best if result.predicted else f"{best}{cut or ' of the measured sizes'}"
     return f"the {_END[result.objective]} size within {_tolerance(result)} of {best} ({fastest}){cut}"
@@ -351,10 +351,10 @@ def _within_limits(result: BatchSizeResult) -> str:
     return " within the limits" if is_better else ""
 
 
-def _before_the_end(result: BatchSizeResult) -> str:
-    """Return a phrase with the number of measured batch sizes if the budget ended before others; else empty text."""
+def _within_budget(result: BatchSizeResult) -> str:
+    """Return a phrase with the number of measured batch sizes if the budget held no trial of others; else empty text."""
     is_cut = any(m.status == "not_run" for m in result.sizes.values())
-    return f" of the {_count_timed(result)} sizes that were measured before the budget ended" if is_cut else ""
+    return f" of the {_count_timed(result)} sizes that were measured within the budget" if is_cut else ""
 
 
 def _doubt(result: TuningResult, chosen: Measurement) -> str:

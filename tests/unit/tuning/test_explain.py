@@ -216,12 +216,12 @@ def test_a_gain_is_named_only_where_timings_tell_it(timed, untried, is_known) ->
     ids=["larger", "smaller", "tied", "current", "current and noisy"],
 )
 def test_the_first_sentence_says_which_sizes_were_compared(seconds, current, best) -> None:
-    """Where the budget ended before a size, of any size, the first sentence counts the measured sizes."""
+    """If the budget held no trial of a size, larger or smaller, the first sentence counts the measured sizes."""
     untried = {n: "not_run" for n, taken in seconds.items() if not taken}
     found = answer_of(seconds, untried, Goal(tolerance=0.05), current=current)
     assert found.fastest_batch_size == best
     assert found.batch_size < best
-    assert "of the 2 sizes that were measured before the budget ended" in found.reasons[0]
+    assert "of the 2 sizes that were measured within the budget" in found.reasons[0]
 
 
 def test_the_memory_limit_is_named_once_and_as_planned() -> None:

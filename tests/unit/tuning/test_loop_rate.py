@@ -163,7 +163,7 @@ def test_a_current_size_that_was_not_timed_is_named_in_the_first_sentence():
 def test_the_first_sentence_of_a_loop_says_how_sure_it_is():
     """The budget ended after two of three sizes, whose timings differ by up to five times."""
     found = result(rate(20_000.0, 0), steps={2: 300.0, 8: 1000.0}, current=64, scatter=4.0)
-    assert "of the 2 sizes that were measured before the budget ended" in found.reasons[0]
+    assert "of the 2 sizes that were measured within the budget" in found.reasons[0]
     assert f"± {100 * found.sizes[8].half_width:.1f} %" in found.reasons[0]
     assert "±" not in result(rate(250.0), scatter=4.0).reasons[0]  # the loader decides, not the step
 
