@@ -225,6 +225,8 @@ def check_number(field: str, value: float, *, least: float = 0.0, above: float |
     if not (figure >= least if above is None else figure > above):
         bound = f", at least {least:g}" if above is None else f" above {above:g}"
         raise InvalidArgument(field, value, f"a finite number{f' of {unit}' if unit else ''}{bound}")
+    if figure and not 1 / MOST <= abs(figure) <= MOST:  # results cannot hold it
+        raise InvalidArgument(field, value, f"a number{f' of {unit}' if unit else ''} from {1 / MOST:g} to {MOST:g}")
     return value
 
 

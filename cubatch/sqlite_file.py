@@ -136,7 +136,7 @@ def locked(path: Path, name: str, seconds: float) -> Iterator[None]:
 def reason(error: Exception) -> str:
     """Return why the database cannot be used, as a phrase; the type of `error` is in `ERRORS`."""
     if isinstance(error, OSError):
-        return error.strerror or str(error)
+        return error.strerror or str(error).removesuffix(".")
     words = {
         sqlite3.SQLITE_FULL: "the disk is full",
         sqlite3.SQLITE_READONLY: "the file or its folder is read-only",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Self
 
 import attrs
 
-from cubatch.checks import number
+from cubatch.checks import MOST, number
 from cubatch.errors import EnergyNotAvailable, InvalidArgument
 from cubatch.hardware.facts import Device
 from cubatch.measure import clocks
@@ -65,8 +64,9 @@ class Goal:
             raise InvalidArgument("objective", self.objective, "one of " + ", ".join(OBJECTIVES))
         if not 0 <= self.tolerance < 1:
             raise InvalidArgument("tolerance", self.tolerance, "at least 0 and below 1", "0.01 is 1 %.")
-        if self.latency_limit is not None and not 0 < self.latency_limit <= sys.float_info.max:
-            raise InvalidArgument("latency_limit", self.latency_limit, "a positive number of seconds, or None")
+        if self.latency_limit is not None and not 1 / MOST <= self.latency_limit <= MOST:
+            allowed = f"a number of seconds from {1 / MOST:g} to {MOST:g}, or None"
+            raise InvalidArgument("latency_limit", self.latency_limit, allowed)
 
     @classmethod
     def of(cls, *, objective: str, tolerance: float, latency_limit: float | None) -> Self:

@@ -18,12 +18,11 @@ from typing import Any
 import attrs
 import numpy as np
 
-from cubatch.checks import check_whole
+from cubatch.checks import check_number, check_whole
 from cubatch.engine import backend, functional
 from cubatch.engine.conditions import environment
 from cubatch.engine.native.operations import operations as on_kernels
 from cubatch.engine.network import Model
-from cubatch.errors import InvalidArgument
 from cubatch.estimate import roofline
 from cubatch.hardware import gpu_library
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
@@ -81,8 +80,8 @@ def profile(
         True
     """
     check_whole("batch_size", batch_size)
-    if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget < math.inf:
-        raise InvalidArgument("budget", budget, "a finite number of seconds above 0")
+    check_whole("seed", seed, least=0)
+    check_number("budget", budget, above=0.0, unit="seconds")
     work = Workload.of(
         layer_spec, device, mode=mode, dtype=dtype, optimizer=optimizer, library=library, recompute=recompute,
         present=True,

@@ -352,7 +352,7 @@ def _within_limits(result: BatchSizeResult) -> str:
 
 
 def _within_budget(result: BatchSizeResult) -> str:
-    """Return a phrase with the number of measured batch sizes if the budget held no trial of others; else empty text."""
+    """Return a phrase with the number of measured batch sizes if the budget had no time for others; else empty text."""
     is_cut = any(m.status == "not_run" for m in result.sizes.values())
     return f" of the {_count_timed(result)} sizes that were measured within the budget" if is_cut else ""
 

@@ -85,7 +85,9 @@ def test_numbers_of_any_type_are_in_range(value: Any) -> None:
     assert checks.check_number("budget", value, above=0.0) == value
 
 
-@pytest.mark.parametrize("value", [10**400, Fraction(10**400), math.nan, math.inf, np.float32("inf"), "1", True, 0])
+@pytest.mark.parametrize(
+    "value", [10**400, Fraction(10**400), math.nan, math.inf, np.float32("inf"), "1", True, 0, 1e31, 1e-31]
+)
 def test_numbers_out_of_range_are_named(value: Any) -> None:
     """Also those that no float holds, and what is no number."""
     with pytest.raises(InvalidArgument) as refused:

@@ -12,6 +12,7 @@ import cubatch as cb
 from cubatch.engine import backend
 from cubatch.engine.network import Model
 from cubatch.engine.team import Team
+from cubatch.errors import InvalidArgument
 from cubatch.hardware import probe
 from cubatch.measure import step_profile, tracing
 from cubatch.measure.profile_records import CAUSES
@@ -155,3 +156,13 @@ def test_parts_come_to_the_whole(mode):
     kinds = {node.name: node.layer.type for node in models.build("mnist-cnn").nodes}
     ended_by_product = {name for name, kind in kinds.items() if kind == "relu"}  # in the cache, see Op.relu
     assert {name for name, kind in kinds.items() if kind not in idle} - ended_by_product <= layers
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("seed", -1), ("seed", "0"), ("budget", 0), ("budget", True), ("batch_size", 1.5)]
+)
+def test_arguments_of_a_profile_are_checked(field, value):
+    """Each is rejected by its name before anything runs."""
+    with pytest.raises(InvalidArgument) as caught:
+        cb.profile("mlp", **{"batch_size": 2, "device": "cpu", field: value})
+    assert caught.value.field == field
