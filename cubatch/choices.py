@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, Protocol
 
 Mode = Literal["inference", "training"]
 Dtype = Literal["float32", "tf32", "float16", "bfloat16"]
@@ -17,3 +18,13 @@ Modelled = Literal["vendor", "torch", "cubatch"]
 StudyName = Literal[
     "powers-of-two", "waves", "small-batch-floor", "hyperparameter", "memory-rules", "numpy-mnist", "generalisation"
 ]
+
+
+class HasGroups(Protocol):
+    """An optimizer, such as a torch.optim.Optimizer."""
+
+    param_groups: list[dict[str, Any]]
+
+
+ModuleOptimizer = str | Callable[[Iterable[Any]], Any] | HasGroups
+"""A name, a function from parameters to an optimizer or its name, or an optimizer."""

@@ -29,7 +29,7 @@ GPU_MODULES = {
     "frameworks/torch_compile.py": {"torch"},
     "frameworks/torch_memory.py": {"torch"}, "frameworks/torch_module.py": {"torch"},
     "frameworks/torch_step.py": {"torch"}, "integrations/lightning.py": {"torch"},
-    "integrations/huggingface.py": {"torch"}, "integrations/optimizers.py": {"torch"},
+    "integrations/huggingface.py": {"torch"},
 }  # fmt: skip
 
 # Loads everything else first, so that no module can hide a function of its name, then uses every name twice.

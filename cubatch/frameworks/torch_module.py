@@ -12,9 +12,10 @@ from typing import Any, Self
 import attrs
 
 from cubatch.checks import MAX_BATCH_SIZE, check_optimizer
+from cubatch.choices import ModuleOptimizer
 from cubatch.errors import CubatchError, InvalidArgument
 from cubatch.estimate.operators import Operator
-from cubatch.frameworks import garbage, module_footprint, module_source, torch_memory
+from cubatch.frameworks import garbage, module_footprint, module_source, optimizers, torch_memory
 from cubatch.frameworks.attributes import kept_attributes
 from cubatch.frameworks.batch_sources import INPUTS
 from cubatch.frameworks.lazy_torch import torch
@@ -58,7 +59,7 @@ class TorchModule:
 
     def __init__(
         self, module: Any, batches: Any, *, mode: str, loss: Callable[..., Any] | str | None = None,
-        optimizer: str | Callable[[Iterable[Any]], Any] = "sgd", autocast: str | None = None,
+        optimizer: ModuleOptimizer = "sgd", autocast: str | None = None,
         channels_last: bool = False, compiled: bool = False, accumulate: int = 1,
         constant_inputs: Sequence[str | int] = (), sizes: Sequence[int] = DRAWN_SIZES, place: str | None = None,
         opaque: Mapping[str, Opaque] | None = None, records: bool = False,
@@ -68,10 +69,11 @@ class TorchModule:
         check_initialized(module)
         _check_open(module)
         self._module, self._channels_last, self._compiled = module, channels_last, compiled
+        used_loss = _function(loss, "loss")
         self._kind = StepKind(
             training=mode == "training",
-            loss=_function(loss, "loss"),
-            optimizer=_function(optimizer, "optimizer"),
+            loss=used_loss,
+            optimizer=optimizers.maker(_function(optimizer, "optimizer"), trained(module, used_loss)),
             autocast=autocast,
             accumulate=accumulate,
         )
@@ -386,9 +388,10 @@ def check_kind(mode: str, loss: object, optimizer: object, autocast: str | None)
     if loss is not None and mode == "inference":
         raise InvalidArgument("loss", loss, "left out in inference, which has none", "Or pass mode='training'.")
     is_own = callable(optimizer) and takes(optimizer, 1, follow_wrapped=False)  # a decorator may add arguments
-    if not (is_own or _is_name(optimizer) or (isinstance(optimizer, str) and optimizer in OPTIMIZERS)):
-        allowed = f"one of {', '.join(OPTIMIZERS)}, or a function of parameters or its name"
-        remedy = "Pass its class, or a function that makes one." if hasattr(optimizer, "step") else ""
+    is_known = optimizer in OPTIMIZERS if isinstance(optimizer, str) else isinstance(optimizer, torch.optim.Optimizer)
+    if not (is_own or is_known or _is_name(optimizer)):
+        allowed = f"one of {', '.join(OPTIMIZERS)}, an optimizer of PyTorch, or a function of parameters or its name"
+        remedy = f"Pass optimizer=lambda parameters: {type(optimizer).__name__}(...)." * hasattr(optimizer, "step")
         raise InvalidArgument("optimizer", optimizer, allowed, remedy)
     check_optimizer(mode, optimizer)
     if autocast is not None and autocast not in AUTOCAST:

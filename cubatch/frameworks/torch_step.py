@@ -219,7 +219,7 @@ def _update(optimizer: Any, scaler: Any) -> None:
 
 
 def _needs_closure(optimizer: Any) -> InvalidArgument:
-    remedy = "Time its steps with autotune_callable()."
+    remedy = 'Time its steps with autotune_callable(): see "Optimizers" in docs/how-to/pytorch.md.'
     return InvalidArgument("optimizer", type(optimizer).__name__, "one that steps without a closure", remedy)
 
 

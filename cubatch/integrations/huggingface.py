@@ -11,11 +11,11 @@ import attrs
 
 from cubatch.checks import check_batch_size, check_options
 from cubatch.errors import InvalidArgument
-from cubatch.frameworks import loader_rate
+from cubatch.frameworks import loader_rate, optimizers
 from cubatch.frameworks.attributes import kept_attributes
 from cubatch.frameworks.torch_state import kept_random_state
 from cubatch.frameworks.torch_step import tensors_of
-from cubatch.integrations import optimizers
+from cubatch.measure.runner import Remark
 from cubatch.tuning.accumulation import concern, cut
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.tune_module import autotune_module

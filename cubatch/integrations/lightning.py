@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from cubatch.checks import check_batch_size
 from cubatch.choices import Objective
 from cubatch.errors import InvalidArgument, MissingDependency
-from cubatch.frameworks import loader_rate
+from cubatch.frameworks import loader_rate, optimizers
 from cubatch.frameworks.batch_sources import LoaderBatches
 from cubatch.frameworks.torch_inputs import Inputs
 from cubatch.frameworks.torch_state import SavedState
-from cubatch.integrations import optimizers
+from cubatch.measure.runner import Remark
 from cubatch.tuning.accumulation import concern, cut
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.tune_module import autotune_module

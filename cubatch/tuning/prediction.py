@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 
 from cubatch.checks import check_optimizer
-from cubatch.choices import Dtype, Mode, Modelled, Objective, Optimizer
+from cubatch.choices import Dtype, Mode, Modelled, ModuleOptimizer, Objective, Optimizer
 from cubatch.errors import InvalidArgument
 from cubatch.estimate.predictions import Z90
 from cubatch.frameworks.torch_memory import Opaque
@@ -52,7 +52,7 @@ def predict(
     max_batch_size: int | None = None,
     memory_limit: int | str | None = None,
     latency_limit: float | None = None,
-    optimizer: Optimizer | str | Callable[[Iterable[Any]], Any] = "sgd",
+    optimizer: Optimizer | ModuleOptimizer = "sgd",
     recompute: bool = False,
     experimental: Collection[str] = (),
     loss: Callable[..., Any] | None = None,

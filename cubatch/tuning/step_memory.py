@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from cubatch import user_code
 from cubatch.checks import check_batch_size, check_optimizer, check_whole
-from cubatch.choices import Dtype, Library, Mode, Optimizer
+from cubatch.choices import Dtype, Library, Mode, ModuleOptimizer, Optimizer
 from cubatch.errors import CubatchError, DoesNotFit, InvalidArgument
 from cubatch.frameworks import batch_sources, module_source
 from cubatch.frameworks.module_footprint import ModuleFootprint
@@ -41,7 +41,7 @@ def footprint(
     batch_size: int = 256,
     mode: Mode = "inference",
     dtype: Dtype = "float32",
-    optimizer: Optimizer | str | Callable[[Iterable[Any]], Any] = "sgd",
+    optimizer: Optimizer | ModuleOptimizer = "sgd",
     recompute: bool = False,
     device: Device | str | None = None,
     library: Library = "auto",
@@ -114,7 +114,7 @@ def max_batch_size(
     batches: Any = None,
     mode: Mode = "inference",
     dtype: Dtype = "float32",
-    optimizer: Optimizer | str | Callable[[Iterable[Any]], Any] = "sgd",
+    optimizer: Optimizer | ModuleOptimizer = "sgd",
     recompute: bool = False,
     device: Device | str | None = None,
     library: Library = "auto",

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from cubatch import checks
-from cubatch.choices import Mode, Objective
+from cubatch.choices import Mode, ModuleOptimizer, Objective
 from cubatch.errors import InvalidArgument
 from cubatch.frameworks import batch_sources, loader_rate
 from cubatch.frameworks.ranks import Ranks
@@ -37,7 +37,7 @@ def autotune_module(
     constant_inputs: Iterable[str | int] = (),
     mode: Mode = "inference",
     loss: Callable[..., Any] | str | None = None,
-    optimizer: str | Callable[[Iterable[Any]], Any] = "sgd",
+    optimizer: ModuleOptimizer = "sgd",
     autocast: str | None = None,
     channels_last: bool = False,
     accumulate: int = 1,
@@ -108,7 +108,8 @@ def autotune_module(
             "package.module:function". None: the output's own `loss`, as in Hugging Face models with labels, else the
             mean square of its first tensor. A note then reports unused targets.
         optimizer: In training only: "sgd", "momentum", "adam", "adamw", or a function from parameters to an optimizer
-            that steps without a closure, or its name.
+            that steps without a closure, or its name. An optimizer of the module's parameters is copied with a learning
+            rate of 0; parameters that it lacks are not stepped.
         autocast: "float16" or "bfloat16": automatic mixed precision; float16 scales the loss.
         channels_last: Lay filters and four-dimensional inputs out as NHWC.
         accumulate: In training, batches to an optimizer step: a timed step has that many forward and backward passes,

@@ -299,7 +299,7 @@ def test_what_is_compiled_is_what_is_run(monkeypatch):
         ({"optimizer": "lion"}, "optimizer"),
         (
             {"optimizer": torch.optim.Adam(nn.Linear(1, 1).parameters()), "mode": "training"},
-            "Pass its class, or a function",
+            "Adam of 2 parameters, of which the module lacks 2",
         ),
         ({"autocast": "float8"}, "autocast"),
         ({"example_inputs": {"name": "x"}}, "batches"),

@@ -10,7 +10,7 @@ import attrs
 
 from cubatch import checks
 from cubatch.errors import DoesNotFit, InvalidArgument
-from cubatch.frameworks import heap, loader_rate
+from cubatch.frameworks import heap, loader_rate, optimizers
 from cubatch.frameworks.batch_sources import INPUTS
 from cubatch.frameworks.loader_rate import LoaderRate
 from cubatch.frameworks.pinned_instances import PinnedInstances
@@ -214,12 +214,11 @@ class BoundedSubject(Subject):
         They are `spec` with a `name`, `mode`, `dtype`, `optimizer`, `library`, `accumulate`, `l2`, and additions to
         `environment`.
         """
-        optimizer = self.optimizer
         return {
             "spec": {"name": self.name},
             "mode": self.mode,
             "dtype": ladder.facts["dtype"],
-            "optimizer": getattr(optimizer, "__name__", "a function") if callable(optimizer) else optimizer,
+            "optimizer": optimizers.name_of(self.optimizer),
             "library": self.library,
             "accumulate": self.accumulate,
             "l2": "warm",

@@ -101,8 +101,10 @@ class NamedModuleSubject(BoundedSubject):
             sources.append(ModuleSource.of(batches, "batches"))
         for field in ("loss", "optimizer"):
             value = kind[field]
-            if callable(value):
-                remedy = "A module that is built by name runs in a process of its own, which takes no function."
+            if callable(value) or hasattr(value, "step"):
+                remedy = (
+                    "A module that is built by name runs in a process of its own, which takes no object of this one."
+                )
                 raise InvalidArgument(field, value, "the name of a function too: 'package.module:function'", remedy)
             if isinstance(value, str) and ":" in value:
                 sources.append(ModuleSource.of(value, field))

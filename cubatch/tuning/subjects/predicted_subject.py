@@ -14,6 +14,7 @@ from cubatch.estimate.expected import missing_facts, takes_time
 from cubatch.estimate.operators import dtypes_on, predict_operators
 from cubatch.estimate.predictions import StepPrediction
 from cubatch.estimate.step import LIBRARIES
+from cubatch.frameworks import optimizers
 from cubatch.hardware import device_file, probe
 from cubatch.hardware.arithmetic import check_kernels
 from cubatch.hardware.facts import Device
@@ -157,13 +158,12 @@ def module(
         )
         return PredictedSteps(sharpened, dict(zip(sizes, map(float, predicted.roofline_seconds), strict=True)), passes)
 
-    optimizer = kind["optimizer"]
     return PredictedSubject(
         device=gpu, memory=memory, ladder=ladder, candidate=candidate, steps=steps,
         facts={
             "spec_name": name, "spec": {"name": spec if isinstance(spec, str) else name}, "input_shape": None,
             "anchors": (), "mode": kind["mode"], "dtype": dtype, "library": "torch", "recompute": None,
-            "optimizer": optimizer if isinstance(optimizer, str) else getattr(optimizer, "__name__", "a function"),
+            "optimizer": optimizers.name_of(kind["optimizer"]),
             "accumulate": kind["accumulate"],
         },
     )  # fmt: skip
