@@ -80,6 +80,7 @@ class ModuleRunner(BoundedRunner):
     def remarks(self) -> list[Remark]:
         """Return remarks on memory, compilation, parts in evaluation mode, state, inputs, and a batch read as time."""
         remarks = super().remarks
+        remarks += getattr(self._bare, "cubatch_remarks", ())  # of the loop around the step, by an integration
         parts = self._bare.named_modules() if self._kind.training else ()
         if resting := [name for name, part in parts if not part.training]:
             remarks.append(Remark(code="evaluation_mode", values={"first": resting[0], "count": len(resting)}))

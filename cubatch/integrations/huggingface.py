@@ -19,8 +19,11 @@ from cubatch.measure.runner import Remark
 from cubatch.tuning.accumulation import concern, cut
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.tune_module import autotune_module
+from cubatch.units import join_words
 
 _OF_THE_TRAINER = ("module", "batches", "example_inputs", "mode", "loss", "optimizer", "accumulate", "loader")
+_HOOKS = ("on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end")
+"""Methods of callbacks that `train()` calls for each step."""
 
 
 def batch_arguments(
@@ -159,21 +162,23 @@ def _tune_training(trainer: Any, target: int | None, options: dict[str, Any]) ->
     trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
     optimizer = optimizers.like(trainer.optimizer, trained, clip_norm=arguments.max_grad_norm)
     trainer.optimizer = own
-    if not type(trainer).training_step.__module__.startswith("transformers."):
-        warnings.warn(
-            f"The training_step of {type(trainer).__name__} was not timed: a step here is compute_loss(), a backward "
-            "pass and the optimizer's step. Its other work takes time too, and may favor another batch size.",
-            stacklevel=3,
-        )  # fmt: skip
 
     def compute_loss(model: Any, inputs: dict[str, Any]) -> Any:
         count = getattr(trainer, "_get_num_items_in_batch", None)  # older versions of transformers have no such number
         counted = {} if count is None else {"num_items_in_batch": count([inputs] * accumulate, arguments.device)}
         return trainer.compute_loss(model, inputs, **counted)
 
+    step = _step(trainer, compute_loss)
+    if parts := _not_timed(trainer):
+        warnings.warn(
+            f"Not timed: {parts}. A step here is compute_loss(), a backward pass and the optimizer's step. Other work "
+            "in each step takes time too, and may favor another batch size.",
+            stacklevel=3,
+        )  # fmt: skip
+        step.cubatch_remarks = [Remark(code="not_timed", values={"parts": parts})]
     with _checkpointing(trainer):
         result = autotune_module(
-            _step(trainer, compute_loss), _batches(loader), mode="training", loss=_as_it_is,
+            step, _batches(loader), mode="training", loss=_as_it_is,
             optimizer=optimizer, accumulate=accumulate,
             loader=loader_rate.measurable(loader),
             **_limited(options, trainer.train_dataset, devices),
@@ -189,6 +194,16 @@ def _tune_training(trainer: Any, target: int | None, options: dict[str, Any]) ->
     arguments.per_device_train_batch_size = result.batch_size if target is None else division.batch_size
     trainer._train_batch_size = arguments.train_batch_size  # noqa: SLF001 - its loader's size, as auto_find_batch_size
     return result
+
+
+def _not_timed(trainer: Any) -> str:
+    """Return the user's methods that `train()` calls in each step and cubatch does not; "" if there are none."""
+    parts = []
+    for owner in (trainer, *trainer.callback_handler.callbacks):
+        methods = [(name, getattr(type(owner), name, None)) for name in ("training_step", *_HOOKS)]
+        if own := [name for name, method in methods if method and not method.__module__.startswith("transformers.")]:
+            parts.append(f"{', '.join(own)} of {type(owner).__name__}")
+    return join_words(parts)
 
 
 def _tune_evaluation(trainer: Any, options: dict[str, Any]) -> TuningResult:

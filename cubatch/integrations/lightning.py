@@ -22,13 +22,14 @@ from cubatch.measure.runner import Remark
 from cubatch.tuning.accumulation import concern, cut
 from cubatch.tuning.results import TuningResult
 from cubatch.tuning.tune_module import autotune_module
+from cubatch.units import join_words
 
 _STEPS = {"fit": "training_step", "validate": "validation_step", "test": "test_step", "predict": "predict_step"}
 _STAGES = {"fit": "train", "validate": "validation", "test": "test", "predict": "predict"}
 _OTHERWISE = "Time such a step with autotune_callable(), whose batches are your own."
-_NOT_TIMED = (
-    "on_train_batch_end", "on_before_optimizer_step", "on_before_zero_grad", "on_before_backward", "on_after_backward",
-    "backward", "optimizer_step", "configure_gradient_clipping",
+_HOOKS_OF_TRAINING = (
+    "on_before_optimizer_step", "on_before_zero_grad", "on_before_backward", "on_after_backward", "backward",
+    "optimizer_step", "configure_gradient_clipping",
 )  # fmt: skip
 _AUTOCAST = {"16-mixed": "float16", "bf16-mixed": "bfloat16"}
 
@@ -136,8 +137,11 @@ class _Finder:
         if batches is None:
             _check_rows(trainer, batch)
             batches = {"batch": batch, "batch_idx": 0}
+        step = _as_step(trainer, pl_module, _STEPS[trainer.state.fn])
+        if parts := _not_timed(trainer, pl_module):
+            step.cubatch_remarks = [Remark(code="not_timed", values={"parts": parts})]
         return autotune_module(
-            _as_step(trainer, pl_module, _STEPS[trainer.state.fn]),
+            step,
             batches,
             autocast=_AUTOCAST.get(trainer.precision),
             max_batch_size=min(limits, default=None),
@@ -152,15 +156,29 @@ class _Finder:
         return max(1, self._target // (_loader_size(trainer) or Inputs.of((batch,), None).batch_size))
 
 
-def _warn_of_hooks(pl_module: Any) -> None:
+def _not_timed(trainer: Any, pl_module: Any) -> str:
+    """
+    Return the hooks that a loop calls in each step and cubatch does not, with their owners; "" if there are none.
+
+    The owners are the module and callbacks, except those that a Trainer has by default. A warning names the hooks.
+    """
+    from lightning.pytorch.callbacks import Checkpoint, ProgressBar, Timer
     from lightning.pytorch.utilities.model_helpers import is_overridden
     from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-    if own := [name for name in _NOT_TIMED if is_overridden(name, pl_module)]:
+    stage = _STAGES[trainer.state.fn]
+    hooks = (f"on_{stage}_batch_start", f"on_{stage}_batch_end", *(_HOOKS_OF_TRAINING if stage == "train" else ()))
+    callbacks = [each for each in trainer.callbacks if not isinstance(each, Checkpoint | ProgressBar | Timer)]
+    parts = list[str]()
+    for owner in (pl_module, *callbacks):
+        if own := [name for name in hooks if hasattr(owner, name) and is_overridden(name, owner)]:
+            parts.append(f"{', '.join(own)} of {type(owner).__name__}")
+    if parts:
         rank_zero_warn(
-            f"Not timed: {', '.join(own)} of {type(pl_module).__name__}. If they take long, as an average of weights "
-            "does, training is slower than reported, and a larger batch may be faster."
+            f"Not timed: {join_words(parts)}. If they take long, as an average of weights does, the loop is slower "
+            "than reported, and a larger batch may be faster."
         )
+    return join_words(parts)
 
 
 def _first_batch(trainer: Any) -> tuple[Any, int | None]:
@@ -211,6 +229,7 @@ def _drawn(trainer: Any) -> Callable[[int], Any] | None:
         batch = join([source(batch_size) for source in sources])
         return {"batch": _as_steps_get_it(trainer, batch), "batch_idx": 0}
 
+    vars(make).update(repeats=True, loader=loaders[0])  # as of `DataSetBatches`
     return make
 
 
@@ -240,8 +259,6 @@ def _check_rows(trainer: Any, batch: Any) -> None:
 def _begin(trainer: Any, pl_module: Any, batch: Any) -> None:
     """Call the module's hooks before a first step, as Lightning's loops do: a step may need their effects."""
     stage = _STAGES[trainer.state.fn]
-    if stage == "train":
-        _warn_of_hooks(pl_module)
     getattr(pl_module, f"on_{stage}_start")()
     getattr(pl_module, f"on_{stage}_epoch_start")()
     getattr(pl_module, f"on_{stage}_batch_start")(batch, 0)

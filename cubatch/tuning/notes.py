@@ -33,7 +33,7 @@ WARNINGS = frozenset({
 WITHHOLDS = frozenset({"inputs_stay", "step_does_not_grow", "step_time_falls"})
 """Codes of notes that come first, in place of a recommendation: what was timed is no growing batch."""
 
-CONDITIONS = frozenset({"step_time_stays"})
+CONDITIONS = frozenset({"not_timed", "step_time_stays"})
 """Codes of notes that come first, as the condition of a recommendation: it holds if the answer to them is yes."""
 
 _TEXT: Mapping[str, str] = {
@@ -94,6 +94,10 @@ _TEXT: Mapping[str, str] = {
     ),
     # --- the module
     "targets_unused": (
+    "not_timed": "Not timed: {parts}. Check that this takes little time next to a step.",
+    "inputs_written": (
+        "Steps write to {inputs}: each got a copy that no step had written to, and copying is part of its time."
+    ),
         "The batches have targets, but no loss was given: a step took the `loss` of the module's output, or else the "
         "mean of its squares. Pass the loss of your loop, as loss=torch.nn.functional.cross_entropy."
     ),

@@ -21,7 +21,7 @@ from tests.unit.tuned import measurement, tuned  # noqa: E402
 with warnings.catch_warnings():  # Lightning's dependencies warn of each other
     warnings.simplefilter("ignore")
     import lightning.pytorch as pl
-    from lightning.pytorch.callbacks import BatchSizeFinder
+    from lightning.pytorch.callbacks import BatchSizeFinder, Callback
     from lightning.pytorch.utilities.exceptions import MisconfigurationException
     from torchmetrics import Accuracy
 
@@ -274,11 +274,27 @@ class Follows(Counter):
         self.total += 1
 
 
-def test_hooks_that_are_not_timed_are_warned_of(tmp_path, recommends_eight):
-    """An average of weights takes time in each step of the loop."""
-    finder = CubatchBatchSizeFinder(**SHORT)
-    with pytest.warns(UserWarning, match=r"Not timed: on_train_batch_end of Follows\."):
-        trainer(tmp_path, finder, limit_val_batches=0).fit(Follows(), datamodule=Data())
+class Average(Callback):
+    """Averages weights after each optimizer step, in training and nowhere else."""
+
+    def on_before_zero_grad(self, *_):
+        """Do nothing."""
+
+
+def test_hooks_in_a_step_that_are_not_timed_come_first(tmp_path):
+    """An average of weights takes time in each step of the loop, of the module or of a callback."""
+    finder = CubatchBatchSizeFinder(**SHORT | {"budget": 2.0})
+    hooks = "on_train_batch_start, on_train_batch_end of Follows and on_before_zero_grad of Average"
+    with pytest.warns(UserWarning, match=f"Not timed: {hooks}"):
+        trainer(tmp_path, finder, Average(), limit_val_batches=0).fit(Follows(), datamodule=Data())
+    assert finder.result.reasons[0].startswith(f"Not timed: {hooks}.") or not finder.result.recommended
+
+
+def test_no_hook_is_named_where_there_is_none(tmp_path):
+    """Validation calls none of the hooks of training, and callbacks that a Trainer has by itself do not count."""
+    finder = CubatchBatchSizeFinder(**SHORT | {"budget": 2.0})
+    trainer(tmp_path, finder, Average()).validate(Follows(), datamodule=Data())
+    assert not finder.result.reasons[0].startswith("Not timed")
 
 
 class Moves(Data):

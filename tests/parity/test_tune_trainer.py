@@ -17,7 +17,14 @@ from tests.parity.beside_torchvision import registering_nothing  # noqa: E402
 
 pytest.importorskip("transformers")
 with registering_nothing():
-    from transformers import BertConfig, BertForSequenceClassification, HfArgumentParser, Trainer, TrainingArguments
+    from transformers import (
+        BertConfig,
+        BertForSequenceClassification,
+        HfArgumentParser,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+    )
     from transformers.trainer_pt_utils import get_length_grouped_indices
 
 NUM_SAMPLES, LENGTH = 48, 8
@@ -246,10 +253,32 @@ def test_a_trainer_without_training_data_is_refused(tmp_path):
     assert caught.value.field == "train_dataset"
 
 
-def test_a_training_step_of_the_users_is_warned_of(tmp_path):
-    """That of Observed is its own, and what it does was not timed."""
-    with pytest.warns(UserWarning, match="training_step of Observed was not timed"):
-        tune_trainer(make(tmp_path), evaluation=False, **TWO)
+class Average(TrainerCallback):
+    """Has work after each optimizer step."""
+
+    def on_step_end(self, *_, **__):
+        """Do nothing."""
+
+
+class Report(TrainerCallback):
+    """Has none in a step."""
+
+    def on_epoch_end(self, *_, **__):
+        """Do nothing."""
+
+
+def test_work_of_the_users_in_a_step_that_is_not_timed_comes_first(tmp_path):
+    """The training_step of Observed and an average of weights are not in a timed step: sizes are compared without."""
+    trainer = make(tmp_path)
+    trainer.add_callback(Average())
+    trainer.add_callback(Report())
+    with pytest.warns(UserWarning, match="Not timed: training_step of Observed and on_step_end of Average"):
+        found = tune_trainer(trainer, **TWO)
+    assert found.training.reasons[0].startswith("Not timed: training_step of Observed and on_step_end of Average.")
+    assert not found.evaluation.reasons[0].startswith("Not timed")
+    trainer = Trainer(trainer.model, trainer.args, train_dataset=Texts(), callbacks=[Report()])
+    found = tune_trainer(trainer, **TWO)
+    assert not found.training.reasons[0].startswith("Not timed")
 
 
 @pytest.fixture
