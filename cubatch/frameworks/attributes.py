@@ -49,7 +49,9 @@ class Snapshot:
     """
 
     def __init__(self, module: Any) -> None:
-        self._known = {id(each) for each in (*module.modules(), *module.parameters(), *module.buffers())}
+        values = [value for part in module.modules() for value in _attributes(part).values()]
+        restored = [*module.modules(), *module.parameters(), *module.buffers(), *filter(torch.is_tensor, values)]
+        self._known = set(map(id, restored))
         self._watched: dict[int, _Watched] = {}
         self._parts: list[tuple[str, Any, dict[str, tuple[Any, Any]]]] = []
         for path, part in module.named_modules():
@@ -229,11 +231,12 @@ def _is_users(value: Any) -> bool:
         or not hasattr(value, "__dict__")
     ):
         return False
-    return _is_own_file(type(value).__module__)
+    return is_own_file(type(value).__module__)
 
 
 @functools.cache
-def _is_own_file(module: str) -> bool:
+def is_own_file(module: str) -> bool:
+    """Return whether a module of Python, by its name, is the user's: not installed, nor part of Python or cubatch."""
     file = getattr(sys.modules.get(module), "__file__", None)
     return module == "__main__" or (file is not None and not user_code.is_installed(Path(file)))
 

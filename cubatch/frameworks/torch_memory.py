@@ -327,6 +327,7 @@ def walked(
         arguments = inputs.batch(batch_size, make)
         for tensor in fakes.values():
             watch.see(tensor)
+        torch_state.kept_gradients(stepped),  # a loss may refer to a parameter by a variable of its own
         converted += watch.see_constants(arguments)
         watch.elements = 0
         known = set(map(id, torch_state.trained(module, kind.loss)))

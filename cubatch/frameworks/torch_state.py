@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from types import CodeType
 from typing import Any, Self
 
 import numpy as np
 
-from cubatch.frameworks.attributes import Snapshot, kept_attributes, put_back
+from cubatch.frameworks.attributes import Snapshot, is_own_file, kept_attributes, put_back
 from cubatch.frameworks.lazy_torch import torch
+
+_MOST_USED, _LONGEST, _LARGEST = 500, 100, 2**26
+"""Values that a loss refers to, and items of a collection, that are examined for state; bytes of a tensor that is
+copied.  Writing to a larger one is noticed only: it may be the user's data set."""
 
 
 @contextmanager
@@ -26,18 +32,88 @@ def kept_random_state() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def kept_gradients(module: Any) -> Iterator[None]:
+    """Restore the gradients of a module's parameters at the end of the block, also after an error."""
+    gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
+    try:
+        yield
+    finally:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+
+
 def with_loss(module: Any, loss: Any) -> Any:
     """
-    Return a module that has the parameters and the state of a module and of the modules that its loss uses.
+    Return a module that has the parameters and the state of a module and of all that its loss uses.
 
-    These are the loss itself, if it is a module, or else the variables of the function that are modules.
+    That is the loss itself, if it is a module. Of a function it is what its variables and defaults refer to. Of a
+    method it is its object, and of an object of the user its attributes.
     """
-    used = {"loss": loss}
-    with suppress(TypeError, ValueError):  # no function of Python's, or one with a variable that has no value yet
-        variables = inspect.getclosurevars(loss)
-        used |= {f"loss_{name}": value for name, value in {**variables.globals, **variables.nonlocals}.items()}
-    others = {name: value for name, value in used.items() if isinstance(value, torch.nn.Module) and value is not module}
-    return torch.nn.ModuleDict({"module": module, **others}) if others else module
+    used = dict(_used_by(loss, module))
+    if not used:
+        return module
+    others = {path: value for path, value in used.items() if isinstance(value, torch.nn.Module)}
+    holder = torch.nn.ModuleDict({"module": module, **others})
+    for path, value in used.items():
+        if isinstance(value, torch.nn.Parameter):
+            holder.register_parameter(path, value)
+        elif path not in others:
+            vars(holder)[path] = value
+    return holder
+
+
+def _used_by(loss: Any, module: Any) -> Iterator[tuple[str, Any]]:
+    """Yield path and value of the modules, tensors, collections and attributes of objects that a loss refers to."""
+    seen, waiting = {id(module): module}, [("loss", loss)]
+    while waiting and len(seen) < _MOST_USED:
+        path, value = waiting.pop(0)
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        if isinstance(value, torch.nn.Module):
+            yield path, value
+            continue
+        if isinstance(value, torch.Tensor):
+            yield path, value if value.numel() * value.element_size() <= _LARGEST else [value]
+            continue
+        if hasattr(value, "__dict__") and not isinstance(value, type | dict) and is_own_file(type(value).__module__):
+            value = vars(value)
+        if isinstance(value, list | dict):
+            yield path, value
+        waiting += [(f"{path}/{name}".replace(".", "_"), part) for name, part in _parts_of(value)]
+
+
+def _parts_of(value: Any) -> list[tuple[Any, Any]]:
+    """
+    Return name and value of each item of a collection, and of each value that a function or method refers to.
+
+    The list is empty for other values, and for a collection of more than _LONGEST items.
+    """
+    if isinstance(value, list | tuple | dict):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return list(items) if len(value) <= _LONGEST else []
+    if isinstance(value, functools.partial):
+        return [("function", value.func), *enumerate(value.args), *value.keywords.items()]
+    if inspect.ismethod(value):
+        return [("function", value.__func__), ("self", value.__self__)]
+    if not inspect.isfunction(value):
+        return []
+    parts = [*enumerate(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).items()]
+    for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+        with suppress(ValueError):  # a variable that has no value yet
+            parts.append((name, cell.cell_contents))
+    if is_own_file(value.__module__):
+        parts += [(name, value.__globals__[name]) for name in _names(value.__code__) if name in value.__globals__]
+    return parts
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Yield the names of global variables and attributes in a function's code, and in functions that it defines."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
 
 
 def trained(module: Any, loss: Any) -> list[Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 import cubatch as cb
@@ -338,6 +340,56 @@ class Pooled(nn.Linear):
 @pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
 def test_a_function_makes_nested_tensors(layout):
     """lightning#21588: an axis of unequal lengths has no size that is a number."""
+class Criterion:
+    """An object with a network, a weight, a memory and counts."""
+
+    def __init__(self):
+        self.norm, self.weight = nn.BatchNorm1d(3), nn.Parameter(torch.ones(3))
+        self.rows, self.last, self.counts = torch.zeros(12, 3), None, {"sizes": []}
+
+    def __call__(self, output, labels):
+        self.counts["sizes"].append(len(output))
+        assert len(set(self.counts["sizes"])) == 1, "the counts of another batch size"
+        output = self.norm(output) * self.weight
+        self.last = output.detach()
+        self.rows[: len(output)] = self.last
+        return F.cross_entropy(output, labels)
+
+    def loss(self, output, labels):
+        return self(output, labels)
+
+
+def call(criterion, output, labels):
+    return criterion(output, labels)
+
+
+def call_by_helper(criterion):
+    helper = [lambda output, labels: call(criterion, output, labels)]
+    return lambda output, labels: helper[0](labels=labels, output=output)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda criterion: criterion,
+        lambda criterion: criterion.loss,
+        lambda criterion: functools.partial(call, criterion),
+        lambda criterion: functools.partial(criterion.loss),
+        call_by_helper,
+        lambda criterion: lambda output, labels, criterion=criterion: criterion(output, labels),
+    ],
+    ids=["object", "method", "partial", "partial of a method", "helper", "default"],
+)
+def test_what_a_loss_refers_to_is_that_of_the_start_at_each_size_and_afterwards(form):
+    """A method, a partial and an object have no variables of a function; sizes shared their state."""
+    criterion, expected = Criterion(), Criterion()
+    remarks = stepped(nn.Linear(8, 3), pairs, loss=form(criterion))
+    assert (criterion.last, criterion.counts, criterion.weight.grad) == (None, {"sizes": []}, None)
+    assert torch.equal(criterion.rows, expected.rows)
+    assert all(torch.equal(a, b) for a, b in zip(criterion.norm.buffers(), expected.norm.buffers(), strict=True))
+    assert "state_remains" not in remarks
+
+
     batches = lambda n: torch.nested.nested_tensor([torch.rand(2 + k % 3, 8) for k in range(n)], layout=layout)  # noqa: E731
     assert "inputs_stay" not in stepped(Pooled(8, 3), batches)
 
