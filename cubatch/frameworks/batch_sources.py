@@ -122,9 +122,11 @@ class DataSetBatches:
         num_samples: Samples in the data set; None if unknown.
         is_even: Whether all samples that were read have the same number of elements.
         loader: The data loader of the samples; None for a data set.
+        repeats: Whether samples repeat in large batches; always True.
     """
 
     loader: Any = None
+    repeats = True
 
     def __init__(
         self,
@@ -195,10 +197,21 @@ class DataSetBatches:
         return samples
 
     def _all(self) -> Iterator[Any]:
-        if self._is_iterable:
-            return iter(self._data_set)
-        places = range(len(self._data_set)) if self._places is None else self._places()
-        return (self._data_set[place] for place in places)
+        """
+        Return an iterator over the samples.
+
+        Raises:
+            InvalidArgument: If an iterable has one iterator for all iterations: what is read here, a loop would lack.
+        """
+        if not self._is_iterable:
+            places = range(len(self._data_set)) if self._places is None else self._places()
+            return (self._data_set[place] for place in places)
+        iterators: list[Iterator[Any]] = [iter(self._data_set), iter(self._data_set)]
+        if iterators[0] is iterators[1] is not self._data_set:
+            given = f"a {type(self._data_set).__name__} that can be read only once: its iterator is always the same one"
+            remedy = "Make the iterator in __iter__, or pass a function from a batch size to inputs."
+            raise InvalidArgument(FIELD, given, "a data set that starts over with each iteration", remedy)
+        return iterators[1]
 
 
 class LoaderBatches(DataSetBatches):

@@ -175,19 +175,27 @@ def measure(
     Return the measured rate of a data loader with its own workers, at `batch_size` and the sizes in `others`.
 
     Start-up is excluded: the first batch of each worker does not count. A size of which one batch would take more than
-    a quarter of `seconds` is left out. Waiting for batches may take three times as long. Errors of the user's data set
-    pass through.
+    a quarter of `seconds` is left out. So is one at which the loader raises an error: a `collate_fn` may take only some
+    numbers of samples. Waiting for batches may take three times as long. An error of the user's data set at all sizes
+    passes through.
     """
     check_loader(loader)
     sizes = sorted({min(batch_size, _FIRST_SIZE), batch_size, *others})
     rates, cpu_seconds, began = dict[int, float](), dict[int, float](), math.inf
+    raised: Exception | None = None
     with _random_state(loader):
         for n in sizes:
             if rates and (n / max(rates.values()) > _BATCH_SHARE * seconds or now() - began > _MOST_WAITS * seconds):
                 break
-            size, rate, cpu = _rate(loader, n, seconds / len(sizes), copy, now)
+            try:
+                size, rate, cpu = _rate(loader, n, seconds / len(sizes), copy, now)
+            except Exception as error:  # noqa: BLE001 - any error of the user's data set
+                raised = error
+                continue
             rates[size], cpu_seconds[size] = rate, cpu
             began = min(began, now())  # the first start-up may be the only one
+    if raised is not None and not rates:
+        raise raised
     size = min(rates, key=lambda n: abs(math.log(n / batch_size)))
     batches: Any = getattr(loader, "batch_sampler", None)
     return LoaderRate(
@@ -353,7 +361,8 @@ def _rate(
         spent += now() - began
     if not count or spent <= 0:
         allowed = f"one with more than {skipped} batches of {batch_size}: the first of each worker is not timed"
-        remedy = "Use more samples or fewer workers."
+        restart = " An iterable data set has to start over with each iteration." * (num_samples is None)
+        remedy = f"Use more samples or fewer workers.{restart}"
         raise InvalidArgument("loader", "a data loader with too few samples", allowed, remedy)
     return batch_size, count / spent, workers.per_sample(loaded)
 

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import io
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from cubatch import user_code
@@ -13,7 +14,7 @@ from cubatch.errors import InvalidArgument
 from cubatch.frameworks import batch_sources, garbage, module_source
 from cubatch.frameworks.lazy_torch import torch
 from cubatch.frameworks.module_runner import ModuleRunner
-from cubatch.frameworks.torch_inputs import is_shape, without_floats
+from cubatch.frameworks.torch_inputs import DRAWN_SIZES, draw_batches, is_shape, without_floats
 from cubatch.frameworks.torch_module import TorchModule
 from cubatch.hardware import probe
 from cubatch.units import first_line
@@ -21,14 +22,14 @@ from cubatch.units import first_line
 CALLABLE = "a function that can be imported and called without arguments"
 
 
-def pack(batches: Any) -> Any:
+def pack(batches: Any, sizes: Sequence[int] = DRAWN_SIZES) -> Any:
     """
     Return inputs for JSON: a shape as a list, a name as {"name": ...}, others as base64 text of `torch.save`.
 
-    Of a data loader or data set, batches of 4 and 16 samples are written.
+    Of a data loader or data set, two batches are written, of the first sizes in `sizes` that it can make.
 
     Raises:
-        InvalidArgument: If `torch.save` cannot write them.
+        InvalidArgument: If `torch.save` cannot write them, or a data set cannot make them.
     """
     if is_shape(batches):
         return list(batches)
@@ -36,7 +37,8 @@ def pack(batches: Any) -> Any:
         return {"name": batches}
     example_inputs = batches
     if isinstance(source := batch_sources.find(batches), batch_sources.DataSetBatches):
-        example_inputs = [tuple(batch) if isinstance(batch, list) else batch for batch in map(source, (4, 16))]
+        first, *_, last = draw_batches(source, sizes).values()
+        example_inputs = [tuple(batch) if isinstance(batch, list) else batch for batch in (first, last)]
     saved = io.BytesIO()
     try:
         torch.save(example_inputs, saved)

@@ -31,6 +31,7 @@ _ALLOWED = (
 _TWO = "Pass two batches of different size in a list, or a function from a batch size to inputs."
 _AS_IN_LOOP = "Pass a function from a batch size to (arguments, ..., targets), as your loop passes them on."
 _ARRAYS = "torch.from_numpy() makes a tensor of an array."
+_MULTIPLES = "If only multiples of a number are valid, state it with multiple_of."
 DRAWN_SIZES = (4, 8, 16)
 """Batch sizes at which a source is called, to see what grows."""
 
@@ -77,7 +78,7 @@ class Inputs:
         known = {"constant": tuple(constant), "names": _parameters(module), "module": module, "loss": loss}
         source = batch_sources.find(given)
         if source is not None:
-            return cls._compared(_drawn(source, sizes), source, known)
+            return cls._compared(draw_batches(source, sizes), source, known)
         if (pair := _pair(given, module)) is not None:
             return cls._compared(pair, None, known)
         return cls._of_one(given, dtype, known)
@@ -413,16 +414,17 @@ def _is_keywords(value: Any, module: Any) -> bool:
     return isinstance(value, dict) and bool(value) and all(key in names for key in value)
 
 
-def _drawn(source: Source, sizes: Sequence[int]) -> dict[int, Any]:
+def draw_batches(source: Source, sizes: Sequence[int] = DRAWN_SIZES) -> dict[int, Any]:
     """
     Return three batches by batch size, of the first sizes that a source can make, or two if it makes no more.
 
-    Raises InvalidArgument if it makes fewer, or data loaders.
+    A data loader's own batch size and its multiples come last. Raises InvalidArgument if the source makes fewer, or
+    data loaders.
     """
     batches: dict[int, Any] = {}
     raised: Exception | None = None
     with torch.random.fork_rng(devices=[]):
-        for n in sizes:
+        for n in dict.fromkeys([*sizes, *(own * count for count in (1, 2, 3) if own)]):
             try:
                 batches[n] = source(n)
             except InvalidArgument:
@@ -439,7 +441,7 @@ def _drawn(source: Source, sizes: Sequence[int]) -> dict[int, Any]:
     if len(batches) > 1:
         return dict(sorted(batches.items()))
     name = getattr(source, "__name__", type(source).__name__)
-    remedy = "" if raised is None else f"It raised {type(raised).__name__}: {str(raised).rstrip('.')}."
+    remedy = "" if raised is None else f"It raised {type(raised).__name__}: {str(raised).rstrip('.')}. {_MULTIPLES}"
     allowed = f"a function that makes inputs for {' and '.join(map(str, sizes))} samples"
     if isinstance(source, batch_sources.DataSetBatches):
         kind = f"a data {'set' if source.loader is None else 'loader'}"
@@ -455,6 +457,7 @@ def are_alike(sources: Sequence[Source], batch_size: int) -> bool:
     It is False if a source fails, or if the batches cannot be compared.
     """
 
+    own = getattr(getattr(source, "loader", None), "batch_size", None) or 0
     def contents(tensor: Any) -> Any:  # lengths and masks of equal shape may be of other samples
         return tensor.shape, tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
 

@@ -11,7 +11,7 @@ import cubatch as cb
 
 torch = pytest.importorskip("torch")
 
-from cubatch.frameworks import loader_rate  # noqa: E402
+from cubatch.frameworks import loader_rate, module_worker  # noqa: E402
 from cubatch.frameworks.batch_sources import DataSetBatches  # noqa: E402
 from cubatch.frameworks.torch_inputs import Inputs  # noqa: E402
 from tests.parity import named_modules  # noqa: E402
@@ -268,6 +268,65 @@ def test_batches_of_a_named_module_are_like_those_of_a_loader(collate):
     result = cb.autotune_module(name, loader, mode="training", store=False, **ASKED)
     assert result.recommended
     assert result.loader.num_samples == 40
+
+
+def triplets(samples):
+    """Join samples that lie in threes."""
+    assert len(samples) % 3 == 0
+    return data.default_collate(samples)
+
+
+@pytest.fixture
+def of_threes():
+    pairs = data.TensorDataset(torch.rand(50, 3), torch.arange(50) % 2)
+    return data.DataLoader(pairs, batch_size=6, collate_fn=triplets)
+
+
+def test_a_loader_shows_by_its_batch_size_which_batches_it_makes(of_threes, monkeypatch):
+    """pytorch-metric-learning#259: it makes none of 4, 8 and 16 samples; sizes that it does not make are no ceiling."""
+    monkeypatch.setattr(loader_rate, "measurable", lambda _: None)
+    asked = {"mode": "training", "loss": nn.CrossEntropyLoss(), "device": "cpu", "max_batch_size": 24, "budget": 10.0}
+    result = cb.autotune_module(nn.Linear(3, 2), of_threes, **asked)
+    assert result.batch_size % 3 == 0
+    assert result.largest_measured == 24
+
+
+def test_batches_of_a_named_module_have_sizes_that_the_loader_makes(of_threes):
+    """The worker gets two of them."""
+    packed = module_worker.unpack(module_worker.pack(of_threes))
+    assert [len(batch[0]) for batch in packed] == [6, 18]
+
+
+def test_a_loader_that_makes_no_batch_is_named_with_the_argument_for_multiples():
+    """7, the batch size of the loader, is as wrong as 4, 8 and 16."""
+
+    def tens(samples):
+        raise ValueError(f"{len(samples)} is no multiple of 10")
+
+    loader = data.DataLoader(torch.ones(50, 3), batch_size=7, collate_fn=tens)
+    with pytest.raises(cb.InvalidArgument, match="multiple_of"):
+        cb.autotune_module(nn.Linear(3, 2), loader, **ASKED)
+
+
+class Once(data.IterableDataset):
+    """Has an iterator when it is made; `restarts` makes another for each iteration."""
+
+    def __init__(self, *, restarts):
+        self.rows, self.restarts = iter(torch.rand(60, 6)), restarts
+
+    def __iter__(self):
+        return iter(torch.rand(60, 6)) if self.restarts else self.rows
+
+
+@pytest.mark.parametrize("given", [lambda rows: rows, lambda rows: data.DataLoader(rows, batch_size=4)])
+def test_a_data_set_that_can_be_read_only_once_is_refused_unread(given):
+    """pytorch/text#1282: what is read for timing would be missing in the loop."""
+    once = Once(restarts=False)
+    with pytest.raises(cb.InvalidArgument, match="Once that can be read only once") as caught:
+        cb.autotune_module(nn.Linear(6, 2), given(once), **ASKED)
+    assert caught.value.field == "batches"
+    assert len(list(once.rows)) == 60
+    assert cb.autotune_module(nn.Linear(6, 2), given(Once(restarts=True)), **ASKED).recommended
 
 
 class Image:

@@ -105,6 +105,39 @@ def test_an_iterable_of_unknown_length_has_a_rate():
     assert found.steps(8) is None
 
 
+def in_twos(samples):
+    assert len(samples) % 2 == 0
+    return torch.stack(samples)
+
+
+def test_sizes_that_a_loader_does_not_make_are_left_out():
+    """braindecode#1122: a collate_fn takes pairs; of 400 samples the largest size that can be timed, 133, is odd."""
+    clock = Clock()
+    given = loader(Slow(clock, 0.004, length=400), collate_fn=in_twos)
+    found = measure(given, 400, others=(1, 64), seconds=20.0, now=clock)
+    assert found.rates == pytest.approx({16: 250.0, 64: 250.0})
+    with pytest.raises(AssertionError):
+        measure(loader(Slow(clock, 0.004), collate_fn=lambda _: in_twos([0])), 8, seconds=1.0, now=clock)
+
+
+class Once(torch.utils.data.IterableDataset):
+    """Continues where it was, and ends."""
+
+    def __init__(self):
+        self.rows = iter(torch.rand(6))
+
+    def __iter__(self):
+        yield from self.rows
+
+
+def test_an_iterable_that_has_ended_is_named_as_such():
+    """More samples or fewer workers do not help."""
+    once = Once()
+    assert len(list(once)) == 6
+    with pytest.raises(InvalidArgument, match="has to start over with each iteration"):
+        measure(loader(once), 4, seconds=0.1)
+
+
 def test_workers_are_those_of_the_loader_and_batches_are_copied():
     """Two processes read; each batch is handed to the copy, in the sizes timed."""
     copied = []

@@ -109,7 +109,7 @@ class NamedModuleSubject(BoundedSubject):
             if isinstance(value, str) and ":" in value:
                 sources.append(ModuleSource.of(value, field))
         check_kind(kind["mode"], kind["loss"], kind["optimizer"], kind["autocast"])
-        inputs, resolved = module_worker.pack(batches), probe.resolve(device)
+        inputs, resolved = module_worker.pack(batches, kind["sizes"]), probe.resolve(device)
         request.goal.check_device(resolved)
         memory = hardware_memory.memory_limit(resolved, request.memory_limit)
         resolved, memory, shares = share_cpus(resolved, memory, threads)
