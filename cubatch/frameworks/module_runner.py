@@ -13,7 +13,7 @@ from cubatch.frameworks.bounded_runner import BoundedRunner
 from cubatch.frameworks.lazy_torch import torch
 from cubatch.frameworks.memory_meter import AllocatorMeter, HostMeter, Meter
 from cubatch.frameworks.torch_compile import compiled_only, num_graphs
-from cubatch.frameworks.torch_inputs import Inputs, random_like
+from cubatch.frameworks.torch_inputs import Call, Inputs, random_like, tensors_at
 from cubatch.frameworks.torch_memory import Peaks, num_bytes
 from cubatch.frameworks.torch_state import StartState
 from cubatch.frameworks.torch_step import StepKind
@@ -86,7 +86,7 @@ class ModuleRunner(BoundedRunner):
             remarks.append(Remark(code="evaluation_mode", values={"first": resting[0], "count": len(resting)}))
         if self._kind.training and self._kind.loss is None and self._inputs.call.targets:
             remarks.append(Remark(code="targets_unused", values={}))
-        remarks += self._inputs.remarks()
+        remarks += self._inputs.remarks(self._kind.written)
         if not self._scales:
             remarks.append(Remark(code="step_does_not_grow", values={}))
         elif len(self._rowless) > self._kind.training:  # in training a single axis may hold several losses
@@ -232,23 +232,42 @@ class ModuleRunner(BoundedRunner):
             batch.append(channels_last(tensor) if self._channels_last else tensor)
             return batch[-1]
 
-        arguments = self._arguments = self._inputs.drawn(
-            batch_size,
-            lambda tensor, shape: placed(draw(tensor, shape)),
-            lambda tensor: placed(tensor.to(self._device)),
-        )
+        def drawn() -> Call:
+            batch.clear()
+            return self._inputs.drawn(
+                batch_size,
+                lambda tensor, shape: placed(draw(tensor, shape)),
+                lambda tensor: placed(tensor.to(self._device)),
+            )
+
+        arguments = drawn()
+        if not self._is_loaded:  # the very first step loads code and allocates workspaces that stay
+            has_written = self._load(arguments)
+            arguments = drawn() if has_written else arguments
+            self._is_loaded = True
 
         def bound(module: Callable[..., Any]) -> Callable[[], None]:
             return self._kind.step(module, self._parameters, self._device.type, arguments, self._scaler)
 
-        if not self._is_loaded:  # the very first step loads code and allocates workspaces that stay
-            self.meter.start()
-            bound(self._bare)()
-            self._drop_gradients()
-            self._is_loaded = True
         self.meter.start()
-        self._bind = bound
+        self._bind, self._arguments = bound, arguments
         return bound(self._module), num_bytes(batch)
+
+    def _load(self, arguments: Call) -> bool:
+        """
+        Run the very first step; return whether it wrote to inputs, of which later steps get copies.
+
+        Most of these are known from the trace. Inputs that are the same in every batch may be the user's own tensors:
+        they are copied for this step.
+        """
+        copies = self._inputs.with_copies(arguments)
+        tensors = [(path, each, each._version) for path, each in tensors_at(copies) if not each.is_inference()]  # noqa: SLF001
+        self.meter.start()
+        self._kind.step(self._bare, self._parameters, self._device.type, copies, self._scaler)()
+        self._drop_gradients()
+        written = {path for path, tensor, version in tensors if tensor._version != version}  # noqa: SLF001
+        self._kind = attrs.evolve(self._kind, written=self._kind.written | written)
+        return bool(written)
 
     def _drop(self) -> None:
         self._bind = self._arguments = None

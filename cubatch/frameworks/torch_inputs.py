@@ -137,7 +137,7 @@ class Inputs:
             raise InvalidArgument(batch_sources.FIELD, given, _ALLOWED, remedy)
         inputs._check()
         for path, tensor in tensors:
-            is_drawn = inputs._grows(path) and not inputs._named(path)
+            is_drawn = inputs.grows(path) and not inputs._named(path)
             if is_drawn and (tensor.layout != torch.strided or tensor.is_nested):
                 kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
                 given, allowed = f"a {kind} tensor", "dense tensors, like which batches are drawn"
@@ -163,10 +163,10 @@ class Inputs:
                 raise InvalidArgument(
                     batch_sources.FIELD, "a tensor on meta", "tensors with data, from which random batches are drawn"
                 )
-            there = (tensor.detach() if tensor.requires_grad else tensor).to("cpu" if self._grows(path) else device)
+            there = (tensor.detach() if tensor.requires_grad else tensor).to("cpu" if self.grows(path) else device)
             return there.requires_grad_(tensor.requires_grad)
 
-        is_there = all(each.device == device for path, each in self._tensors() if not self._grows(path))
+        is_there = all(each.device == device for path, each in self._tensors() if not self.grows(path))
         call = Call(*_mapped_at(tuple(self.call), moved, device=device, may_share=is_there))
         return attrs.evolve(self, call=call, place=device)
 
@@ -187,18 +187,18 @@ class Inputs:
         """Return a copy in which the values at the paths in `constant` are the same at all batch sizes."""
         return attrs.evolve(self, growth={at: each for at, each in self.growth.items() if at not in constant})
 
-    def remarks(self) -> list[Remark]:
+    def remarks(self, written: Collection[Path] = ()) -> list[Remark]:
         """
-        Return remarks on input tensors that have the same shape at all batch sizes; none on tensors in objects.
+        Return remarks on input tensors that have the same shape at all batch sizes, and on those that steps write to.
 
-        The remark "inputs_stay" prevents a recommendation. It lists tensors of two rows or more that `constant_inputs`
-        does not name and that are no parameters or buffers of the module.
+        Shapes of tensors in objects do not count. The remark "inputs_stay" prevents a recommendation. It lists tensors
+        of two rows or more that `constant_inputs` does not name and that are no parameters or buffers of the module.
         """
         own = {id(each) for each in (*self.module.parameters(), *self.module.buffers())} if self.module else set()
         allowed, others = list[tuple[str, str]](), list[tuple[str, str]]()
         for path, tensor in self._tensors():
             counts = path in self.growth and self.growth[path].counts
-            if counts or self._grows(path) or is_holder(_value_at(self.call, path[:-1])):
+            if counts or self.grows(path) or is_holder(_value_at(self.call, path[:-1])):
                 continue
             is_one = not tensor.ndim or len(tensor) == 1
             is_allowed = is_one or self._named(path) or id(tensor) in own
@@ -217,6 +217,9 @@ class Inputs:
         """Return the name of the value at a path, for messages: its parameter and the keys in it, as "mask[0]"."""
         part, *rest = path
         if not rest:
+        if written:
+            words = join_words(sorted({self.name(path) for path in written}))
+            remarks.append(Remark(code="inputs_written", values={"inputs": words}))
             return "the inputs"
         first, *below = rest
         if part == 0:
@@ -243,7 +246,7 @@ class Inputs:
     def _tensors(self) -> list[tuple[Path, Any]]:
         return tensors_at(self.call)
 
-    def _grows(self, path: Path) -> bool:
+    def grows(self, path: Path) -> bool:
         """Return whether the value at a path, or a list that contains it, grows with the batch size."""
         return any((each := self.growth.get(path[:end])) and each.lines for end in range(1, len(path) + 1))
 
@@ -273,9 +276,32 @@ class Inputs:
         """
         Return the arguments of a step: made by the user's source and moved, or else drawn like the example.
 
-        `make` is as for `batch`, and `move` moves a tensor to the device.
+        `make` is as for `batch`, and `move` moves a tensor to the device. A user's function that makes fewer rows than
+        samples raises InvalidArgument.
         """
-        return self.batch(batch_size, make) if self.source is None else self.moved(self.source(batch_size), move)
+        if self.source is None:
+            return self.batch(batch_size, make)
+        call = self.moved(self.source(batch_size), move)
+        if not getattr(self.source, "repeats", False):
+            self._check_rows(call, batch_size)
+        return call
+
+    def _check_rows(self, call: Call, batch_size: int) -> None:
+        """Raise InvalidArgument if a tensor or list of a row for each sample has fewer, as a slice beyond the data."""
+        for path, growth in self.growth.items():
+            value = _value_at(call, path)
+            axis = next((axis for axis, line in growth.lines.items() if line == ROWS), None)
+            if axis is None or not isinstance(value, torch.Tensor | list | tuple):
+                continue
+            rows = int(value.size(axis)) if isinstance(value, torch.Tensor) else len(value)
+            if rows < batch_size:
+                given = f"one that made {rows} rows of {self.name(path)} for {batch_size} samples"
+                allowed = "a function that makes as many samples as its argument states"
+                raise InvalidArgument(batch_sources.FIELD, given, allowed, f"Or pass max_batch_size={rows}.")
+
+    def with_copies(self, call: Call) -> Call:
+        """Return a call with copies of tensors that are the same in every batch: they may be the user's own."""
+        return with_copied_objects(call, {path for path, _ in tensors_at(call) if not self.grows(path)})
 
     @property
     def is_uneven(self) -> bool:

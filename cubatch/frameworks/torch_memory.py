@@ -286,7 +286,7 @@ def walked(
     from torch.nn.utils.stateless import _reparametrize_module
 
     inputs.check_traceable(batch_size)
-    recorded = kind.accumulate if records else None
+    inputs = attrs.evolve(inputs, call=inputs.with_copies(inputs.call))  # operations on tensors with data alone are run
     # torch.compile skips code that it first sees under a dispatch mode: it would run eagerly from then on.
     stance = getattr(torch.compiler, "set_stance", None)  # since PyTorch 2.6: before, nothing compiled is walked
     stepped = torch_state.with_loss(module, kind.loss)

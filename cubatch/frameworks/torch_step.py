@@ -189,7 +189,11 @@ class StepKind:
         own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
         if own is not None:
             return own
-        first = next(tensors_of(output), None)
+        tensors = list(tensors_of(output))
+        losses = [each for each in tensors if each.requires_grad]
+        if losses and all(each.numel() == 1 for each in losses):  # as a detector returns in training
+            return sum(losses)
+        first = next(iter(tensors), None)
         if first is None:
             allowed = f"a function that makes a scalar of the {type(output).__name__} that the module returns"
             raise InvalidArgument("loss", None, allowed, "autotune_module takes one as loss.")

@@ -27,6 +27,7 @@ STATE_REMAINS = "state_remains"
 
 WARNINGS = frozenset({
     "answered_from_cache", "cached_interference", "cache_continued", "interference", STATE_REMAINS, "output_stays",
+    "targets_unused",
 })  # fmt: skip
 """Codes of notes that come right after the recommendation: they put the timings themselves in doubt."""
 
@@ -93,11 +94,11 @@ _TEXT: Mapping[str, str] = {
         "be made of them ({refusal})."
     ),
     # --- the module
-    "targets_unused": (
     "not_timed": "Not timed: {parts}. Check that this takes little time next to a step.",
     "inputs_written": (
         "Steps write to {inputs}: each got a copy that no step had written to, and copying is part of its time."
     ),
+    "targets_unused": (
         "The batches have targets, but no loss was given: a step took the `loss` of the module's output, or else the "
         "mean of its squares. Pass the loss of your loop, as loss=torch.nn.functional.cross_entropy."
     ),

@@ -104,9 +104,10 @@ def autotune_module(
             gradients of the previous step stay allocated until the backward pass, so that memory suffices for loops
             that accumulate them. Parts in evaluation mode stay so if the module as a whole trains.
         loss: In training, a function from the module's output, or from output and targets, to a scalar. A loss that is
-            a module is trained too; modules that a function uses are restored. A named module requires its name
-            "package.module:function". None: the output's own `loss`, as in Hugging Face models with labels, else the
-            mean square of its first tensor. A note then reports unused targets.
+            a module is trained too; modules and objects that a function uses are restored. A named module requires its
+            name "package.module:function". None: the output's own `loss`, as in Hugging Face models with labels. Else
+            it is the sum of the tensors with a gradient, if all are scalars, or the mean square of the first tensor. A
+            note then reports unused targets.
         optimizer: In training only: "sgd", "momentum", "adam", "adamw", or a function from parameters to an optimizer
             that steps without a closure, or its name. An optimizer of the module's parameters is copied with a learning
             rate of 0; parameters that it lacks are not stepped.

@@ -10,8 +10,9 @@ import cubatch as cb
 
 torch = pytest.importorskip("torch")
 
-from cubatch.frameworks.torch_inputs import Inputs  # noqa: E402
+from cubatch.frameworks.torch_inputs import Call, Inputs  # noqa: E402
 from cubatch.frameworks.torch_module import TorchModule  # noqa: E402
+from cubatch.frameworks.torch_step import StepKind  # noqa: E402
 
 nn = torch.nn
 F = nn.functional
@@ -214,6 +215,65 @@ def test_a_module_that_computes_gradients_runs(mode):
 
 def test_inference_mode_stays_where_a_module_runs_in_it():
     """The first step decides, and later ones run as it did."""
+class Scaled(nn.Linear):
+    """Writes to a table that is the same in every batch; `reads` a value, so that no trace shows it."""
+
+    def __init__(self, *, reads):
+        super().__init__(8, 3)
+        self.reads = reads
+
+    def forward(self, x, table):
+        if self.reads:
+            float(x.sum().numpy())
+        table.mul_(2)
+        assert isinstance(table, torch._subclasses.FakeTensor) or (table == 2).all()
+        return super().forward(x) * table
+
+
+@pytest.mark.parametrize("reads", [False, True], ids=["traced", "not traced"])
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_a_constant_input_that_steps_write_to_is_as_before_in_each_step_and_afterwards(mode, reads):
+    """A step would see what the one before it wrote, and the user's table would be another."""
+    table = torch.ones(3)
+    batches = lambda n: (torch.rand(n, 8), table)  # noqa: E731
+    assert "inputs_written" in stepped(Scaled(reads=reads), batches, mode=mode, constant_inputs=["table"])
+    assert (table == 1).all()
+
+
+def test_inputs_that_no_trace_shows_to_be_written_are_as_they_were_made_in_each_step():
+    """As those that a trace shows; the first real step does."""
+
+    class Read(Shifted):
+        def forward(self, ids, scale):
+            float(scale.sum().numpy())
+            return super().forward(ids, scale)
+
+    stepped(Read(), lambda n: (torch.arange(n) % 10, torch.ones(n)), mode="inference")
+
+
+def test_a_size_for_which_a_function_makes_fewer_rows_is_refused():
+    """keras#1561: slices of 300 rows; the rate of a larger size would count rows that are not there."""
+    x, y = torch.rand(300, 8), torch.arange(300) % 3
+    subject = TorchModule(nn.Linear(8, 3), lambda n: (x[:n], y[:n]), mode="training", loss=F.cross_entropy)
+    with subject:
+        runner = subject.runner(2**30, 0)
+        runner.prepare(300)
+        with pytest.raises(cb.InvalidArgument, match="made 300 rows of input for 301 samples"):
+            runner.prepare(301)
+        runner.close()
+
+
+def test_the_losses_of_a_detector_are_all_trained():
+    """Its loop sums them; a backward pass through the first alone is another one."""
+    module = nn.Linear(8, 3)
+    second = nn.Linear(8, 3)
+    module.second = second
+    module.register_forward_hook(lambda _, x, output: {"a": output.mean(), "b": second(x[0]).square().mean()})
+    kind = StepKind(training=True, loss=None, optimizer="sgd", autocast=None)
+    kind.step(module, list(module.parameters()), "cpu", Call((torch.rand(4, 8),), {}))()
+    assert all(each.grad is not None for each in module.parameters())
+
+
     seen = []
 
     class Seen(nn.Linear):
