@@ -34,6 +34,8 @@ _ARRAYS = "torch.from_numpy() makes a tensor of an array."
 _MULTIPLES = "If only multiples of a number are valid, state it with multiple_of."
 DRAWN_SIZES = (4, 8, 16)
 """Batch sizes at which a source is called, to see what grows."""
+_WITH_TARGET = 2  # arguments of a loss: the output and a target
+_ANY = 99  # arguments: a function that takes 99 takes any number
 
 
 class Call(NamedTuple):
@@ -403,13 +405,13 @@ def _call(given: Any, module: Any, loss: Any, *, is_batch: bool) -> Call:
     positional = tuple(given)
     if len(positional) == 2 and isinstance(positional[0], tuple | list) and _is_keywords(positional[1], module):  # noqa: PLR2004
         return Call(tuple(positional[0]), dict(positional[1]))
-    is_loop = loss is not None and len(positional) > 1 and _requires(loss, len(positional))
+    is_loop = len(positional) > 1 and _fits(loss, len(positional))
     if is_loop and _is_keywords(positional[0], module):
         return Call((), dict(positional[0]), positional[1:])
     counts = [count for count in range(len(positional), 0, -1) if module is None or takes(module, count)]
     usual = [count for count in counts if count >= len(positional) - 1]
-    fitting = [count for count in counts if loss is not None and _requires(loss, 1 + len(positional) - count)]
-    if end := next(iter(fitting or usual), 0):
+    fitting = [count for count in counts if _fits(loss, 1 + len(positional) - count)]
+    if end := next(iter([*fitting[-1:], *usual]), 0):
         return Call(positional[:end], {}, positional[end:])
     if not is_tuple and (loss is None or takes(loss, 1)):
         return Call((given,), {})
@@ -417,9 +419,11 @@ def _call(given: Any, module: Any, loss: Any, *, is_batch: bool) -> Call:
     raise InvalidArgument(batch_sources.FIELD, f"a batch of {len(positional)} items", allowed, _AS_IN_LOOP)
 
 
-def _requires(function: Any, count: int) -> bool:
-    """Return whether a function can be called with `count` positional arguments, but not with fewer."""
-    return takes(function, count) and not takes(function, count - 1)
+def _fits(loss: Any, count: int) -> bool:
+    """Return whether a loss may be meant for `count` arguments: it requires all, is of one target, or of any number."""
+    if loss is None or not takes(loss, count):
+        return False
+    return count == _WITH_TARGET or takes(loss, _ANY) or not takes(loss, count - 1)
 
 
 def _call_of_mapping(given: Mapping[Any, Any], module: Any) -> Call:

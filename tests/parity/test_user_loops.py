@@ -71,6 +71,15 @@ def mixed(n):
     return x, y, y.flip(0), 0.5
 
 
+def of_any_targets(output, *targets):
+    return F.cross_entropy(output, targets[0])
+
+
+def of_optional_targets(output, labels=None, weight=None):
+    assert weight is None
+    return F.cross_entropy(output, labels)
+
+
 @pytest.mark.parametrize(
     ("module", "batches", "loss", "targets"),
     [
@@ -81,9 +90,16 @@ def mixed(n):
         (Speech(8, 5), speech, nn.CTCLoss(), 3),
         (nn.Linear(8, 3), mixed, lambda o, a, b, k: k * F.cross_entropy(o, a) + (1 - k) * F.cross_entropy(o, b), 3),
         (nn.Linear(8, 3), pairs, lambda output: output.mean(), 1),
+        (Masked(8, 3), pairs, of_any_targets, 1),
+        (Wrapper(), pairs, of_any_targets, 1),
+        (nn.Linear(8, 3), mixed, of_any_targets, 3),
+        (Masked(8, 3), pairs, of_optional_targets, 1),
     ],
-    ids=["optional mask", "example", "wrapper", "DataParallel", "CTC", "mixup", "loss of the output"],
-)
+    ids=[
+        "optional mask", "example", "wrapper", "DataParallel", "CTC", "mixup", "loss of the output", "any targets",
+        "any arguments and targets", "several of any targets", "optional targets",
+    ],
+)  # fmt: skip
 def test_the_loss_shows_which_items_are_its_targets(module, batches, loss, targets):
     """conformer#36: labels went into the module where it takes any or optional arguments, and three targets failed."""
     inputs = Inputs.of(batches, torch.float32, module=module, loss=loss)
@@ -110,6 +126,7 @@ def of_names(n):
         (Pair(8, 3), of_names(4), F.cross_entropy),
         (Pair(8, 3), lambda n: (*of_names(n), torch.ones(n)), lambda o, y, w: (w * o[:, 0]).mean() + y.sum()),
         (Masked(8, 3), lambda n: ({"x": pairs(n)[0]}, pairs(n)[1]), F.cross_entropy),
+        (Masked(8, 3), lambda n: ({"x": pairs(n)[0]}, pairs(n)[1]), of_any_targets),
     ],
 )
 def test_a_mapping_of_arguments_before_targets_is_passed_by_name(module, batches, loss):
@@ -198,23 +215,6 @@ def test_each_step_gets_inputs_that_no_step_has_written_to(mode, as_example):
     stepped(module, torch.arange(4) if as_example else batches, mode=mode)
 
 
-class Potential(nn.Linear):
-    """Forces are gradients of an energy, in evaluation too."""
-
-    def forward(self, positions):
-        positions = positions.detach().requires_grad_()
-        energy = super().forward(positions).square().sum()
-        return torch.autograd.grad(energy, positions, create_graph=self.training)[0]
-
-
-@pytest.mark.parametrize("mode", ["inference", "training"])
-def test_a_module_that_computes_gradients_runs(mode):
-    """torchmd-net#211: inference mode records none, so that every size raised."""
-    stepped(Potential(8, 4), (8,), mode=mode)
-
-
-def test_inference_mode_stays_where_a_module_runs_in_it():
-    """The first step decides, and later ones run as it did."""
 class Scaled(nn.Linear):
     """Writes to a table that is the same in every batch; `reads` a value, so that no trace shows it."""
 
@@ -274,6 +274,23 @@ def test_the_losses_of_a_detector_are_all_trained():
     assert all(each.grad is not None for each in module.parameters())
 
 
+class Potential(nn.Linear):
+    """Forces are gradients of an energy, in evaluation too."""
+
+    def forward(self, positions):
+        positions = positions.detach().requires_grad_()
+        energy = super().forward(positions).square().sum()
+        return torch.autograd.grad(energy, positions, create_graph=self.training)[0]
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_a_module_that_computes_gradients_runs(mode):
+    """torchmd-net#211: inference mode records none, so that every size raised."""
+    stepped(Potential(8, 4), (8,), mode=mode)
+
+
+def test_inference_mode_stays_where_a_module_runs_in_it():
+    """The first step decides, and later ones run as it did."""
     seen = []
 
     class Seen(nn.Linear):
@@ -321,6 +338,56 @@ def test_networks_that_a_loss_function_uses_are_as_before():
     assert set(counts) == {2}, "the loop trains the student alone"
     assert all(torch.equal(value, before[name]) for name, value in teacher.state_dict().items())
     assert all(parameter.grad is None for parameter in teacher.parameters())
+
+
+class Criterion:
+    """An object with a network, a weight, a memory and counts."""
+
+    def __init__(self):
+        self.norm, self.weight = nn.BatchNorm1d(3), nn.Parameter(torch.ones(3))
+        self.rows, self.last, self.counts = torch.zeros(12, 3), None, {"sizes": []}
+
+    def __call__(self, output, labels):
+        self.counts["sizes"].append(len(output))
+        assert len(set(self.counts["sizes"])) == 1, "the counts of another batch size"
+        output = self.norm(output) * self.weight
+        self.last = output.detach()
+        self.rows[: len(output)] = self.last
+        return F.cross_entropy(output, labels)
+
+    def loss(self, output, labels):
+        return self(output, labels)
+
+
+def call(criterion, output, labels):
+    return criterion(output, labels)
+
+
+def call_by_helper(criterion):
+    helper = [lambda output, labels: call(criterion, output, labels)]
+    return lambda output, labels: helper[0](labels=labels, output=output)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda criterion: criterion,
+        lambda criterion: criterion.loss,
+        lambda criterion: functools.partial(call, criterion),
+        lambda criterion: functools.partial(criterion.loss),
+        call_by_helper,
+        lambda criterion: lambda output, labels, criterion=criterion: criterion(output, labels),
+    ],
+    ids=["object", "method", "partial", "partial of a method", "helper", "default"],
+)
+def test_what_a_loss_refers_to_is_that_of_the_start_at_each_size_and_afterwards(form):
+    """A method, a partial and an object have no variables of a function; sizes shared their state."""
+    criterion, expected = Criterion(), Criterion()
+    remarks = stepped(nn.Linear(8, 3), pairs, loss=form(criterion))
+    assert (criterion.last, criterion.counts, criterion.weight.grad) == (None, {"sizes": []}, None)
+    assert torch.equal(criterion.rows, expected.rows)
+    assert all(torch.equal(a, b) for a, b in zip(criterion.norm.buffers(), expected.norm.buffers(), strict=True))
+    assert "state_remains" not in remarks
 
 
 def test_parameters_of_a_loss_are_trained():
@@ -400,56 +467,6 @@ class Pooled(nn.Linear):
 @pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
 def test_a_function_makes_nested_tensors(layout):
     """lightning#21588: an axis of unequal lengths has no size that is a number."""
-class Criterion:
-    """An object with a network, a weight, a memory and counts."""
-
-    def __init__(self):
-        self.norm, self.weight = nn.BatchNorm1d(3), nn.Parameter(torch.ones(3))
-        self.rows, self.last, self.counts = torch.zeros(12, 3), None, {"sizes": []}
-
-    def __call__(self, output, labels):
-        self.counts["sizes"].append(len(output))
-        assert len(set(self.counts["sizes"])) == 1, "the counts of another batch size"
-        output = self.norm(output) * self.weight
-        self.last = output.detach()
-        self.rows[: len(output)] = self.last
-        return F.cross_entropy(output, labels)
-
-    def loss(self, output, labels):
-        return self(output, labels)
-
-
-def call(criterion, output, labels):
-    return criterion(output, labels)
-
-
-def call_by_helper(criterion):
-    helper = [lambda output, labels: call(criterion, output, labels)]
-    return lambda output, labels: helper[0](labels=labels, output=output)
-
-
-@pytest.mark.parametrize(
-    "form",
-    [
-        lambda criterion: criterion,
-        lambda criterion: criterion.loss,
-        lambda criterion: functools.partial(call, criterion),
-        lambda criterion: functools.partial(criterion.loss),
-        call_by_helper,
-        lambda criterion: lambda output, labels, criterion=criterion: criterion(output, labels),
-    ],
-    ids=["object", "method", "partial", "partial of a method", "helper", "default"],
-)
-def test_what_a_loss_refers_to_is_that_of_the_start_at_each_size_and_afterwards(form):
-    """A method, a partial and an object have no variables of a function; sizes shared their state."""
-    criterion, expected = Criterion(), Criterion()
-    remarks = stepped(nn.Linear(8, 3), pairs, loss=form(criterion))
-    assert (criterion.last, criterion.counts, criterion.weight.grad) == (None, {"sizes": []}, None)
-    assert torch.equal(criterion.rows, expected.rows)
-    assert all(torch.equal(a, b) for a, b in zip(criterion.norm.buffers(), expected.norm.buffers(), strict=True))
-    assert "state_remains" not in remarks
-
-
     batches = lambda n: torch.nested.nested_tensor([torch.rand(2 + k % 3, 8) for k in range(n)], layout=layout)  # noqa: E731
     assert "inputs_stay" not in stepped(Pooled(8, 3), batches)
 
