@@ -5,11 +5,12 @@ from __future__ import annotations
 import abc
 import contextlib
 import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from cubatch.checks import MAX_BATCH_SIZE
-from cubatch.errors import CubatchError, OutOfMemory, OverLimit
+from cubatch.errors import CubatchError, OutOfMemory, OverLimit, is_out_of_memory
 from cubatch.frameworks.memory_meter import HostMeter, Meter
 from cubatch.frameworks.memory_plan import MemoryPlan
 from cubatch.frameworks.page_faults import PageFaults
@@ -17,10 +18,12 @@ from cubatch.frameworks.torch_memory import Peaks, TraceTooLong
 from cubatch.measure.clocks import HostClock
 from cubatch.measure.runner import REFERENCE_SHARE, MemoryForecast, MemoryLook, MemoryReport, Remark
 from cubatch.units import first_line, format_seconds
+from cubatch.workload import divisors
 
 _LOOK_FACTOR = 4  # between sizes that are stepped to learn what larger ones take
 _CLIMB_SHARE = 0.03  # of a size: a nearer size below it adds no information
 _STEPS_TO_LEARN = 3  # the second finds gradients and the optimizer's state, the third what was kept of freed blocks
+_MOST_REFUSED = 3  # sizes that raise errors before one runs
 
 _TRACE_SECONDS = 15.0  # of a trace, where `look` was not called
 _UNTRACED_DOUBT = 2.0
@@ -45,11 +48,13 @@ class BoundedRunner(abc.ABC):
         is_compiled: Whether the first step of a batch size may compile.
         compile_seconds: Seconds of the last `prepare` in which something was compiled; 0 if nothing was.
         num_samples: Samples of the data set that batches are made of; None if unknown.
+        sizes: Small batch sizes that the user allows; empty if unknown.
     """
 
     is_compiled = False
     compile_seconds = 0.0
     num_samples: int | None = None
+    sizes: Sequence[int] = ()
 
     def __init__(self, clock: HostClock, meter: Meter, memory_limit: int, dtype: str, own_bytes: int) -> None:
         self.clock = clock
@@ -136,18 +141,19 @@ class BoundedRunner(abc.ABC):
 
     def _climb(self, plan: MemoryPlan, seconds: float, top: int | None) -> None:
         """Correct the plan by steps of growing batch sizes, up to `top` (None: no maximum), within about `seconds`."""
-        began, size = time.monotonic(), _LOOK_FACTOR * max(plan.measured) if plan.measured else 1
+        began, size, refused = time.monotonic(), _LOOK_FACTOR * max(plan.measured) if plan.measured else 1, 0
         while size <= min(MAX_BATCH_SIZE if top is None else top, plan.largest(self._memory_limit, plan.most) or 1):
             before = time.monotonic()
             try:
                 self._learn_of(size)
             except Exception as error:  # noqa: BLE001 - a trial of the size raises it again
                 _log.info("looking at batch size %d ended with %s", size, error)
-                break
+                is_final = isinstance(error, CubatchError) or is_out_of_memory(error) or plan.measured
+                refused = _MOST_REFUSED if is_final else refused + 1
             finally:
                 self.release()
             now, size = time.monotonic(), size * _LOOK_FACTOR
-            if now - began + _LOOK_FACTOR * (now - before) > seconds:
+            if refused == _MOST_REFUSED or now - began + _LOOK_FACTOR * (now - before) > seconds:
                 break
 
     def _measured_plan(self, top: int | None) -> MemoryPlan | None:
@@ -161,14 +167,20 @@ class BoundedRunner(abc.ABC):
         share = (self._memory_limit - self.own_bytes) // 2  # until it is known, one sample more is as much as fits
         guess = Peaks({1: self.own_bytes + share, 2: self.own_bytes + 2 * share})
         plan = self._plan = MemoryPlan(guess, self.meter.grain, self.meter.scatter, doubt=_UNTRACED_DOUBT)
-        try:
-            self._learn_of(2 if top is None else min(2, top))  # one sample is too few for a batch norm in training
-        except CubatchError:
-            raise
-        except Exception as error:  # noqa: BLE001 - any error of a user's module
-            self._raised = first_line(error)
-        finally:
-            self.release()
+        most = MAX_BATCH_SIZE if top is None else top
+        # One sample is too few for a batch norm in training.
+        for size in dict.fromkeys([min(2, most), *(size for size in self.sizes if size <= most)]):
+            try:
+                self._learn_of(size)
+            except CubatchError:
+                raise
+            except Exception as error:  # noqa: BLE001 - any error of a user's module
+                self._raised = self._raised or first_line(error)
+                continue
+            finally:
+                self.release()
+            self._raised = None
+            break
         plan.predicted = dict(plan.measured)  # before them, nothing was predicted
         return plan if plan.measured and self._raised is None else None
 
@@ -336,17 +348,39 @@ class BoundedRunner(abc.ABC):
                 safe = max(1, min(safe, batch_size))  # something must be first, and nothing is smaller
             nearest = max((n for n in plan.measured if n <= batch_size), default=0)
             is_old = bool(plan.earlier) and not plan.measured  # and rather overestimates than underestimates
-            if (likely > limit and not is_old) or safe <= nearest + _CLIMB_SHARE * batch_size:
+            is_over = (likely > limit and not is_old) or safe <= nearest + _CLIMB_SHARE * batch_size
+            if not is_over and safe >= batch_size:
+                return
+            if is_over or (learned := self._learn_near(plan, safe, nearest, batch_size)) is None:
                 what = f"a step of batch size {batch_size}, which was not tried, by what smaller ones took"
                 raise OverLimit(what, plan.most(batch_size), limit, remedy=self.meter.remedy * (likely <= limit))
-            if safe >= batch_size:
+            if learned not in plan.measured:  # its step gave no bytes: there is only the trace
                 return
+
+    def _learn_near(self, plan: MemoryPlan, most: int, nearest: int, batch_size: int) -> int | None:
+        """
+        Learn the memory of a size above `nearest` and up to `most`; return the size, None if the module takes none.
+
+        It is `most`, or if that raises an error that is not about memory, one with the divisors of `batch_size`.
+        The error is raised if no size was measured before.
+        """
+        common = math.gcd(batch_size, *plan.measured)
+        alike = [most // common * common, *reversed(divisors(batch_size))]
+        raised = list[Exception]()
+        for size in dict.fromkeys([most, *(size for size in alike if nearest < size < most)]):
             try:
-                self._learn_of(safe)
+                self._learn_of(size)
+            except Exception as error:
+                if isinstance(error, CubatchError) or is_out_of_memory(error):
+                    raise
+                raised.append(error)
+                continue
             finally:
                 self.release()
-            if safe not in plan.measured:  # its step gave no bytes: there is only the trace
-                return
+            return size
+        if plan.measured:
+            return None
+        raise raised[0]
 
     def _learn_of(self, batch_size: int) -> None:
         self.draw(batch_size)

@@ -63,6 +63,7 @@ class Inputs:
     loss: Any = None  # the loss that gets the output and the targets; None if unknown
     place: Any = None  # device of the module; None before `on`
     unpacks: bool = False  # whether a list that `source` makes holds arguments
+    sizes: tuple[int, ...] = ()  # small batch sizes that the user allows
 
     @classmethod
     def of(
@@ -77,7 +78,10 @@ class Inputs:
         most one if it is None. `constant` are names or positions of arguments that are the same at all sizes.
         InvalidArgument is raised if nothing grows, or an example does not show what grows.
         """
-        known = {"constant": tuple(constant), "names": _parameters(module), "module": module, "loss": loss}
+        known = {
+            "constant": tuple(constant), "names": _parameters(module), "module": module, "loss": loss,
+            "sizes": tuple(sizes),
+        }  # fmt: skip
         source = batch_sources.find(given)
         if source is not None:
             return cls._compared(draw_batches(source, sizes), source, known)
@@ -213,15 +217,15 @@ class Inputs:
         if allowed:
             words = ", ".join(f"{name} of shape {shape}" for name, shape in allowed)
             remarks.append(Remark(code="constant_inputs", values={"inputs": words}))
+        if written:
+            words = join_words(sorted({self.name(path) for path in written}))
+            remarks.append(Remark(code="inputs_written", values={"inputs": words}))
         return remarks
 
     def name(self, path: Path) -> str:
         """Return the name of the value at a path, for messages: its parameter and the keys in it, as "mask[0]"."""
         part, *rest = path
         if not rest:
-        if written:
-            words = join_words(sorted({self.name(path) for path in written}))
-            remarks.append(Remark(code="inputs_written", values={"inputs": words}))
             return "the inputs"
         first, *below = rest
         if part == 0:
@@ -453,6 +457,7 @@ def draw_batches(source: Source, sizes: Sequence[int] = DRAWN_SIZES) -> dict[int
     """
     batches: dict[int, Any] = {}
     raised: Exception | None = None
+    own = getattr(getattr(source, "loader", None), "batch_size", None) or 0
     with torch.random.fork_rng(devices=[]):
         for n in dict.fromkeys([*sizes, *(own * count for count in (1, 2, 3) if own)]):
             try:
@@ -487,7 +492,6 @@ def are_alike(sources: Sequence[Source], batch_size: int) -> bool:
     It is False if a source fails, or if the batches cannot be compared.
     """
 
-    own = getattr(getattr(source, "loader", None), "batch_size", None) or 0
     def contents(tensor: Any) -> Any:  # lengths and masks of equal shape may be of other samples
         return tensor.shape, tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
 

@@ -40,6 +40,7 @@ from cubatch.network.importers import fake_logs
 
 _PROBES = (2, 16, 64)  # 1 is left out: PyTorch treats an extent of 1 apart
 _FEWEST = 2  # traces, for a line
+_MOST_RAISED = 3  # sizes whose traces raise errors before one ends: a module may take multiples of a number only
 _MOST_RUN_BYTES = 1 << 26  # of inputs, with which an operation is run on zeros if PyTorch cannot trace it
 _MOST_CORRECTIONS = 4
 _NEAR = 0.01  # how near to what a step may take a size must lie that no other need be walked through
@@ -167,7 +168,7 @@ def peaks(
     Return peak bytes of a module's traced steps, up to the largest batch size within `num_bytes`, or to `top`.
 
     `device` is a torch.device, and `top` None means no maximum. Tracing stops after `seconds` of CPU time; two traces
-    that have ended suffice.
+    that have ended suffice. If a size raises an error, the sizes of the inputs are tried too.
 
     Raises:
         InvalidArgument: If a training step creates parameters.
@@ -187,17 +188,24 @@ def peaks(
                 raise
         return size in walks
 
-    is_in_time = all(map(trace, sorted({min(size, top) for size in _PROBES})))
+    usual = sorted({min(size, top) for size in _PROBES})
+    is_in_time = _probe(trace, usual, lambda: [size for size in inputs.sizes if 1 < size <= top and size not in usual])
+    walks = dict(sorted(walks.items()))
     known = {size: walk.peak_bytes for size, walk in walks.items()}
     *_, (fewer, second), (most, last) = walks.items()
     named = Counter(part for walk in walks.values() for part in walk.time_first)
     turned = tuple(part for part, times in named.items() if times > 1)  # in one walk a length may be the batch size
+    common = math.gcd(*walks)  # a module may take multiples of it only
     for _ in range(_MOST_CORRECTIONS):
-        largest = min(Peaks(known).largest(num_bytes), top)
+        largest = min(Peaks(known).largest(num_bytes), top) // common * common
         is_met = any(abs(taken - num_bytes) <= _NEAR * num_bytes for taken in known.values())
         more = (last.operations - second.operations) / (most - fewer) * (largest - most)
         is_useless = largest <= most or largest in known or is_met or turned
-        if is_useless or more > _MOST_MORE or not is_in_time or not trace(largest):
+        if is_useless or more > _MOST_MORE or not is_in_time:
+            break
+        with contextlib.suppress(Exception):  # of a size that the module does not take
+            trace(largest)
+        if largest not in walks:
             break
         known[largest] = walks[largest].peak_bytes
     guessed = frozenset().union(*(walk.guessed for walk in walks.values()))
@@ -207,6 +215,33 @@ def peaks(
     written = frozenset().union(*(walk.written for walk in walks.values()))
     inputs_written = frozenset().union(*(walk.written_inputs for walk in walks.values()))
     return Peaks(known, turned, guessed, written, inputs_written, scales, _rowless(walks))
+
+
+def _probe(trace: Callable[[int], bool], usual: Sequence[int], others: Callable[[], Sequence[int]]) -> bool:
+    """
+    Trace the usual sizes, and after an error `others` too; return whether there was time for all.
+
+    A module may take only some sizes, so that two traces suffice.
+
+    Raises:
+        Exception: The first error, if fewer than two traces ended, or the first three failed.
+    """
+    from torch._subclasses.fake_tensor import UnsupportedOperatorException
+
+    waiting, raised, count = list(usual), list[Exception](), 0
+    while waiting and (count or len(raised) < _MOST_RAISED):
+        try:
+            if not trace(waiting.pop(0)):
+                return False
+            count += 1
+        except (CubatchError, TraceTooLong, UnsupportedOperatorException):
+            raise
+        except Exception as error:  # noqa: BLE001 - the first is raised below, unless others suffice
+            waiting = waiting if raised else [*others(), *waiting]
+            raised.append(error)
+    if count < _FEWEST and raised:
+        raise raised[0]
+    return True
 
 
 def _rowless(walks: Mapping[int, Walk]) -> tuple[int, ...]:
@@ -292,13 +327,21 @@ def walked(
     stepped = torch_state.with_loss(module, kind.loss)
     # A table that a module makes when it is first needed would be one without data from then on.
     with (
+        torch_state.kept_gradients(stepped),  # a loss may refer to a parameter by a variable of its own
         kept_attributes(stepped),
         stance("force_eager") if stance else contextlib.nullcontext(),
         fake_logs.silent(),
         submodules.watch_time_axis(module, batch_size) as time_parts,
         submodules.watched(module) as running,
         _fake_mode(module, device) as mode,
-        _Watch(deadline, running, mode, batches=recorded, opaque=opaque, on_cpu=not kind.foreach) as watch,
+        _Watch(
+            deadline,
+            running,
+            mode,
+            batches=kind.accumulate if records else None,
+            opaque=opaque,
+            on_cpu=not kind.foreach,
+        ) as watch,
     ):
         _replace_submodules(module, opaque, watch.called)
         fakes: dict[str, Any] = {}
@@ -327,7 +370,6 @@ def walked(
         arguments = inputs.batch(batch_size, make)
         for tensor in fakes.values():
             watch.see(tensor)
-        torch_state.kept_gradients(stepped),  # a loss may refer to a parameter by a variable of its own
         converted += watch.see_constants(arguments)
         watch.elements = 0
         known = set(map(id, torch_state.trained(module, kind.loss)))

@@ -96,6 +96,36 @@ def test_no_size_above_the_limit_is_tried_and_the_largest_comes_near_it(on_devic
     assert max(module.sizes) <= 100
 
 
+class Eights(Sized):
+    """Takes multiples of eight samples; `reads` their values, so that it cannot be traced."""
+
+    def __init__(self, *, reads):
+        super().__init__()
+        self.reads = reads
+
+    def forward(self, x):
+        if len(x) % 8:
+            raise ValueError(f"{len(x)} is no multiple of 8")
+        if self.reads:
+            float(x.sum().numpy())
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("reads", [False, True], ids=["traced", "not traced"])
+@pytest.mark.parametrize("options", [{}, {"multiple_of": 8}])
+def test_sizes_that_a_module_does_not_take_do_not_keep_its_memory_from_being_known(on_device, options, reads):
+    """Traces and steps of 2 samples raised, so that it was refused, or a size failed in place of a smaller one."""
+    module = Eights(reads=reads)
+    takes = on_device(module, 0, 3 * WALKED)
+    result = tuned(module, memory_limit=takes(100), **options)
+    assert result.recommended
+    assert result.largest_batch_size is not None
+    assert 16 <= max(module.sizes) <= 100
+    failed = {m.batch_size for m in result.measurements if m.status == "error"}
+    assert all(size % 8 for size in failed)
+    assert not (options and failed)
+
+
 def test_what_is_said_of_sizes_that_did_not_run_is_what_is_known_at_last(on_device):
     """Steps take four times what a walk says, which 600 of them tell of 2000, and of the largest that fits."""
     module = Sized()
