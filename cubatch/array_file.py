@@ -76,13 +76,6 @@ def write(path: str | Path, arrays: Mapping[str, np.ndarray[Any, Any]], notes: M
     Raises:
         InvalidArgument: If the path has another ending or cannot be written.
         InvalidData: If writing fails.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     write(folder + "/a.safetensors", {"w": np.ones(2, np.float32)}, {"format": "mine"})
-        ...     read(folder + "/a.safetensors")
-        ({'w': array([1., 1.], dtype=float32)}, {'format': 'mine'})
     """
     path = check_path("path", path)
     whole = {name: np.ascontiguousarray(array).reshape(np.shape(array)) for name, array in arrays.items()}

@@ -21,16 +21,6 @@ def replacing(path: Path) -> Iterator[Path]:
 
     Args:
         path: The file, in an existing folder.
-
-    Example:
-        >>> import tempfile
-        >>> folder = tempfile.TemporaryDirectory()
-        >>> path = Path(folder.name, "answer.txt")
-        >>> with replacing(path) as partial:
-        ...    written = partial.write_text("32")
-        >>> path.read_text(), [file.name for file in path.parent.iterdir()]
-        ('32', ['answer.txt'])
-        >>> folder.cleanup()
     """
     _remove_abandoned(path)
     partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")

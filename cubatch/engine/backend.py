@@ -81,12 +81,6 @@ def prepare(function: Callable[..., object], *args: Any, **kwargs: Any) -> Calla
         function: A function of `functional` or `optim`, or one that calls only those.
         args: Positional arguments of the function.
         kwargs: Keyword arguments of the function.
-
-    Example:
-        >>> total = np.zeros(2)
-        >>> step = prepare(lambda: of(total).add(total, 1, out=total))
-        >>> step(), step(), total
-        (None, None, array([2., 2.]))
     """
     calls: list[Call] = []
     token = _recording.set(calls)

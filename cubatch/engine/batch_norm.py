@@ -176,9 +176,6 @@ def batch_norm_backward(
         count, reduce: As in `batch_norm_train`.
         out: Where dx goes; may be dy.
         workspace: Scratch memory, see `functional`; None allocates it.
-
-    Raises:
-        InvalidArgument: If `activation` is none of ACTIVATIONS, or is given without `beta`.
     """
     xp, c = of(dy), dy.shape[-1]
     dx = xp.empty_like(dy) if out is None else out

@@ -45,12 +45,6 @@ def update_loss_scale(
 
     The factor is 1 / scale. If a gradient is not finite, the factor is 0, which skips the step, and the scale is
     halved. After `interval` finite steps in a row the scale is doubled.
-
-    Example:
-        >>> state = initial_state()
-        >>> update_loss_scale(state, [np.array([1.0, np.inf], np.float16)])
-        >>> state.tolist()
-        [32768.0, 0.0, 0.0, 1.0]
     """
     scale, good = float(state[SCALE]), int(state[GOOD]) + 1
     if not all(np.isfinite(part).all() for part in gradients):

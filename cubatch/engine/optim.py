@@ -40,13 +40,6 @@ def sgd(
         master: float32 copy of w that the step changes; None if w is float32 or wider.
         scaling: State of `loss_scale`; None if the loss is not scaled.
         workspace: Scratch memory, see `functional`; None allocates it.
-
-    Example:
-        >>> import numpy as np
-        >>> w = np.array([1.0, 2.0])
-        >>> sgd(w, [np.array([1.0, 1.0])], lr=0.5)
-        >>> w
-        array([0.5, 1.5])
     """
     xp = of(parameters)
     for _, weights, total, _ in _pieces(

@@ -29,13 +29,6 @@ class Team:
 
     Args:
         size: Members, at least 1.
-
-    Example:
-        >>> seen = [0, 0]
-        >>> with Team(2) as team:
-        ...     team.run(lambda rank: seen.__setitem__(rank, rank + 1))
-        >>> seen
-        [1, 2]
     """
 
     def __init__(self, size: int) -> None:

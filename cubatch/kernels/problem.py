@@ -26,11 +26,6 @@ def problem_of(layer: Layer, pass_: Pass, batch_size: int, dtype: str) -> Proble
 
     Args:
         dtype: Storage of the elements, or "tf32".
-
-    Example:
-        >>> from cubatch.network.layers import Linear
-        >>> problem_of(Linear(c=512, k=10), Pass.FPROP, 32, "float32")
-        Problem(operation='gemm_nt', dtype='float32', m=32, n=10, k=512, groups=1, phases=1, vector=4)
     """
     layer = tiled(layer)
     if (shape := layer.convolution) is not None:

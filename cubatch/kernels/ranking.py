@@ -132,12 +132,6 @@ def of_phases(problem: Problem, kernel: Kernel) -> Kernel | None:
     Return the variant with the same tile that finishes the phases of a strided gradient in registers, to be timed.
 
     The result is None if the problem has no phases, or for elements of over 16 bits or other families than hopper.
-
-    Example:
-        >>> strided = Problem("conv2d_dgrad", "float16", 50176, 256, 576, phases=4, vector=8)
-        >>> tile = variants.find("conv2d_dgrad", "float16", family="hopper", tile="128x256x64")
-        >>> of_phases(strided, tile).operation
-        'conv2d_dgrad_phases'
     """
     if kernel.family != "hopper" or problem.phases == 1 or BYTES_PER_ELEMENT[kernel.dtype] != _TERM_BYTES:
         return None

@@ -201,12 +201,6 @@ def gathered(shape: ConvShape) -> tuple[ConvShape, int]:
 
     Few channels would not fill a box.  If a row of the filter reads no padding, its taps are contiguous in memory.
     They are then gathered as channels of a single pixel, which overlaps the next pixel.
-
-    Example:
-        >>> from cubatch.network.windows import conv_shape
-        >>> wide, elements = gathered(conv_shape((115, 115, 16), (64, 4, 4, 16), (1, 1), (0, 0, 0, 0), (1, 1)))
-        >>> wide.c, wide.horizontal.taps, elements
-        (64, 1, 16)
     """
     row, channels = shape.horizontal, shape.horizontal.taps * shape.c
     if shape.groups > 1 or shape.c >= _FEWEST_CHANNELS or channels % _FEWEST_CHANNELS:

@@ -55,10 +55,6 @@ def workspace_bytes(needs: Sequence[Need], samples: int, target: int) -> int:
         needs: Scratch memory of the parts of the operation, which run one after the other.
         samples: Number of items that the operation processes, in the unit of its needs: samples, positions or elements.
         target: Bytes that stay in the cache, or fill a GPU: above them larger blocks do not help.
-
-    Example:
-        >>> workspace_bytes([Flat(itemsize=4)], samples=10, target=1 << 20)
-        64
     """
     return max((max(need.least, min(need.useful_bytes(target), need.whole(samples))) for need in needs), default=0)
 

@@ -295,12 +295,6 @@ def layer_passes(spec: Spec, mode: str) -> list[tuple[Node, Pass]]:
     In training a layer without parameters has no wgrad. A layer that reads nothing trained has no dgrad, since the
     gradient of the network's input is not needed. A single layer does all its passes. In inference, layers that do
     nothing then, such as dropout, have no pass.
-
-    Example:
-        >>> from cubatch.network.layers import Conv2d
-        >>> conv = Conv2d(h=8, w=8, c=4, k=4, r=3, s=3)
-        >>> [pass_.value for _, pass_ in layer_passes(conv, "training")]
-        ['fprop', 'dgrad', 'wgrad']
     """
     network, alone = as_network(spec), isinstance(spec, Layer)
     if check_mode(mode) == "inference":

@@ -50,15 +50,7 @@ def kinds() -> tuple[Kind, ...]:
 
 
 def kind(name: str) -> Kind:
-    """
-    Return the description of a layer type; raise UnknownName if there is none of that name.
-
-    Example:
-        >>> print(kind("linear").example)
-        [[layers]]
-        type = "linear"
-        k = 64
-    """
+    """Return the description of a layer type; raise UnknownName if there is none of that name."""
     if name not in LAYERS:
         raise UnknownName("layer type", name, LAYERS)
     record = LAYERS[name]

@@ -61,14 +61,7 @@ def joined(atoms: Iterable[Atom]) -> tuple[Atom, ...]:
 
 
 def reshaped(dims: Dims, shape: Sequence[int]) -> Dims | None:
-    """
-    Return the axes after a reshape; None where the shape does not fit or would cut a piece of an axis unevenly.
-
-    Example:
-        >>> reshaped(laid_out("nchw", 2, (7, 7, 4)), (2, 196)) == (
-        ...     (Atom("n", 2),), (Atom("c", 4), Atom("h", 7), Atom("w", 7)))
-        True
-    """
+    """Return the axes after a reshape; None where the shape does not fit or would cut a piece of an axis unevenly."""
     left = list(joined(itertools.chain(*dims)))
     axes = []
     for extent in shape:
