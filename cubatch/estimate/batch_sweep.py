@@ -46,13 +46,6 @@ def heaviest_layer(spec: Spec, kernel: Kernel, name: str | None = None) -> tuple
     Raises:
         UnknownName: If no layer has this name.
         InvalidArgument: If the kernel is not tiled, computes no layer, or not the named layer.
-
-    Example:
-        >>> from cubatch.kernels import variant
-        >>> from cubatch.network import models
-        >>> tiled = variant.find("conv2d_dgrad", "float32", tile="128x128x8", vector=4)
-        >>> heaviest_layer(models.build("vgg16"), tiled)[0].name
-        'conv1_2'
     """
     if kernel.tile is None:
         raise InvalidArgument("kernel", kernel.name, "a tiled kernel, of a matrix product or convolution")
@@ -112,9 +105,6 @@ def spread(blocks: int, num_sms: int, *, blocks_per_sm: int, slices: int = 1) ->
         num_sms: SMs of the GPU.
         blocks_per_sm: Blocks that one SM holds; 0 if none fits.
         slices: Slices of the product's depth.
-
-    Raises:
-        InvalidArgument: If a number is not an integer, or too small: all but `blocks_per_sm` are at least 1.
 
     Example:
         >>> shared = spread(82, 80, blocks_per_sm=2)
@@ -182,9 +172,6 @@ def batch_sweep(at: Callable[[int], Grid], num_sms: int, batch_size: int | None)
         at: Returns the grid of a batch size.
         num_sms: SMs of the GPU.
         batch_size: The given batch size, or None.
-
-    Raises:
-        InvalidArgument: If the batch size is no integer from 1 to MOST_BATCH.
     """
     if batch_size is not None:
         check_whole("batch_size", batch_size, most=MOST_BATCH)

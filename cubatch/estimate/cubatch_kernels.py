@@ -98,14 +98,6 @@ def pass_seconds(
 
     Raises:
         InvalidArgument: If a fact of the device is missing, or no cubatch kernel runs there.
-
-    Example:
-        >>> from cubatch.hardware.catalogue import find
-        >>> from cubatch.network.layers import Linear
-        >>> square = Linear(c=8192, k=8192, bias=False)
-        >>> seconds, kernels, _ = pass_seconds(square, Pass.FPROP, [8192], find("v100-sxm2-16gb"), "float32")
-        >>> round(2 * 8192**3 / float(seconds[0]) / 1e12, 1), kernels[0]
-        (14.2, 'gemm_nt_implicit_gemm_f32_simt_256x128x8_v4')
     """
     if device.clock_hz is None or device.peak_bytes_per_second is None:
         raise InvalidArgument("device", str(device), "a GPU whose boost clock and bandwidth are known")

@@ -26,10 +26,6 @@ def missing_facts(device: Device, dtype: str, library: str) -> tuple[str, ...]:
 
     Args:
         library: "vendor", or "cubatch", whose kernels are counted in clocks.
-
-    Example:
-        >>> missing_facts(Device(name="card", num_sms=80, compute_capability=(7, 0)), "float32", "vendor")
-        ("peak_flops_per_second['float32']", 'peak_bytes_per_second')
     """
     rate = arithmetic.peak_flops_per_second(device, dtype)
     known = {

@@ -35,28 +35,13 @@ def layer_seconds(
 
     Returns:
         float | None: Seconds; 0.0 for a pass that moves nothing; None if a rate that is needed is unknown.
-
-    Example:
-        >>> from cubatch.network.layers import ReLU
-        >>> card = Device(name="card", peak_bytes_per_second=1e9)
-        >>> layer_seconds(ReLU(h=10, w=10, c=10), Pass.FPROP, 125, card, "float32")
-        0.001
     """
     bounds = _roofs(layer, pass_, batch_size, device, dtype, more=more)
     return None if bounds is None else max(bounds)
 
 
 def bound(layer: Layer, pass_: Pass, batch_size: int, device: Device, dtype: str) -> str | None:
-    """
-    Return the resource that bounds a pass by the roofline: "compute" or "memory"; None if a rate is unknown.
-
-    Example:
-        >>> from cubatch.network.layers import Linear
-        >>> card = Device(name="card", peak_bytes_per_second=1e9, peak_flops_per_second={"float32": 1e11})
-        >>> square = Linear(c=1000, k=1000)
-        >>> bound(square, Pass.FPROP, 1, card, "float32"), bound(square, Pass.FPROP, 1000, card, "float32")
-        ('memory', 'compute')
-    """
+    """Return the resource that bounds a pass by the roofline: "compute" or "memory"; None if a rate is unknown."""
     bounds = _roofs(layer, pass_, batch_size, device, dtype)
     return None if bounds is None else ("compute" if bounds[0] > bounds[1] else "memory")
 

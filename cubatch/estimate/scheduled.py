@@ -54,12 +54,6 @@ def scheduled_passes(
     Return the passes of one step in the order of `layer_passes`; each records whether it runs or is fused.
 
     Any `library` but "cubatch" runs the schedule of the array library, "im2col". `experimental` is that of `schedule`.
-
-    Example:
-        >>> from cubatch.network import models
-        >>> passes = scheduled_passes(models.build("resnet50"), "inference", "cubatch")
-        >>> sum(item.runs for item in passes), len(passes)
-        (56, 174)
     """
     library = "cubatch" if library == "cubatch" else "im2col"
     program = schedule_of(spec, mode, recompute=False, library=library, experimental=experimental)

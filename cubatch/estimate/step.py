@@ -73,14 +73,6 @@ def predict_step(
     Raises:
         InvalidArgument: If a batch size is not an integer of at least 1, or a fact of the device is missing. Also if
             the mode, the dtype or the library is unknown.
-
-    Example:
-        >>> from cubatch.hardware.catalogue import find
-        >>> from cubatch.network.layers import Conv2d
-        >>> conv = Conv2d(h=28, w=28, c=256, k=256, r=3, s=3, pad=1)
-        >>> step = predict_step(conv, [32, 64], find("v100-pcie-32gb"))
-        >>> bool(1.5 < step.seconds[1] / step.seconds[0] < 2.5)
-        True
     """
     check_dtype(device, dtype)
     if library not in LIBRARIES:

@@ -119,13 +119,7 @@ def known() -> Mapping[tuple[int, int], Architecture]:
 
 
 def of(compute_capability: Sequence[int]) -> Architecture:
-    """
-    Return the architecture of a compute capability, (major, minor); raise UnknownName if the table lacks it.
-
-    Example:
-        >>> of((9, 0)).shared_bytes_per_block
-        232448
-    """
+    """Return the architecture of a compute capability, (major, minor); raise UnknownName if the table lacks it."""
     given = tuple(compute_capability) if isinstance(compute_capability, list) else compute_capability
     try:
         return known()[given]  # type: ignore[index]

@@ -73,10 +73,6 @@ def check_dtype(device: Device, dtype: str) -> None:
 
     float16 and bfloat16 run on every GPU: without Tensor Cores, values are stored in 16 bits and computed in float32.
     The mode tf32 of Tensor Cores exists from sm_80 on.
-
-    Example:
-        >>> from cubatch.hardware.probe import device
-        >>> check_dtype(device("v100-sxm2-16gb"), "bfloat16")
     """
     if not isinstance(dtype, str):
         raise InvalidArgument("dtype", dtype, "one of " + ", ".join(DTYPES))
@@ -115,12 +111,6 @@ def peak_flops_per_second(device: Device, dtype: str) -> float | None:
     Return the peak rate with a dtype in FLOP/s, None if unknown; raise InvalidArgument if no dtype has this name.
 
     16-bit storage without Tensor Cores is computed in float32, at the float32 rate.
-
-    Example:
-        >>> volta = Device(name="V100", compute_capability=(7, 0), tensor_cores=True,
-        ...                peak_flops_per_second={"float32": 15.7e12, "float16": 125e12})
-        >>> peak_flops_per_second(volta, "bfloat16")
-        15700000000000.0
     """
     if dtype not in BYTES_PER_ELEMENT:
         raise InvalidArgument("dtype", dtype, "one of " + ", ".join(BYTES_PER_ELEMENT))
@@ -136,11 +126,6 @@ def has_tensor_cores(device: Device, dtype: str) -> bool | None:
     Return whether a device has Tensor Cores for a dtype; None where it is not known.
 
     Tensor Cores of Volta and Turing take float16 only; tf32 and bfloat16 need sm_80.
-
-    Example:
-        >>> volta = Device(name="V100", compute_capability=(7, 0), tensor_cores=True)
-        >>> has_tensor_cores(volta, "float16"), has_tensor_cores(volta, "bfloat16")
-        (True, False)
     """
     if dtype == "float32" or device.kind == "cpu":
         return False

@@ -28,13 +28,7 @@ _SPEED_DIFFERENCE = 0.03
 
 
 def names() -> tuple[str, ...]:
-    """
-    Return the catalogue's name of every device, in order of generation.
-
-    Example:
-        >>> "h200-sxm" in names()
-        True
-    """
+    """Return the catalogue's name of every device, in order of generation."""
     return tuple(_devices())
 
 

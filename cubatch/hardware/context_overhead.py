@@ -31,13 +31,7 @@ _ASSUMED_SMS = 132
 
 
 def overhead_bytes(device: Device) -> int:
-    """
-    Return the bytes of GPU memory that a process takes in addition to its arrays: measured earlier, else estimated.
-
-    Example:
-        >>> overhead_bytes(Device(name="a GPU", num_sms=80, compute_capability=(7, 0))) // 2**20
-        448
-    """
+    """Return the bytes of GPU memory that a process takes in addition to arrays: measured earlier, else estimated."""
     cached = _read().get(key) if device.live and (key := _key(device)) else None
     return cached if cached is not None else _estimate(device)
 

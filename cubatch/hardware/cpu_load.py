@@ -63,15 +63,7 @@ def snapshot(worker_pid: int | None = None, *, root: Path = ROOT) -> Snapshot | 
 
 
 def between(before: Snapshot | None, after: Snapshot | None) -> CpuLoad | None:
-    """
-    Return the load between two snapshots; None if a snapshot is None, or less than MIN_SECONDS lies between them.
-
-    Example:
-        >>> before = Snapshot(when=0, num_cpus=2, total_seconds=0, busy_seconds=0, steal_seconds=0, own_seconds=0)
-        >>> after = Snapshot(when=10, num_cpus=2, total_seconds=20, busy_seconds=15, steal_seconds=1, own_seconds=5)
-        >>> between(before, after)
-        CpuLoad(others=1.0, steal=0.05, num_cpus=2)
-    """
+    """Return the load between two snapshots; None if a snapshot is None, or less than MIN_SECONDS lies between them."""
     if before is None or after is None:
         return None
     wall, total = after.when - before.when, after.total_seconds - before.total_seconds

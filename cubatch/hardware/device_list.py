@@ -32,10 +32,6 @@ def resolve_devices(
         InvalidArgument: If the list has one device, a GPU twice, or GPUs and the CPU.  Also if a number is out of
             range, or both a list and `device` are given.
         DeviceNotAvailable: If a device is not in this machine.
-
-    Example:
-        >>> resolve_devices(None) is None
-        True
     """
     if devices is None or (devices == 1 and devices is not True):
         return None

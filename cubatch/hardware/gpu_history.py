@@ -37,10 +37,6 @@ class GpuHistory:
     Raises:
         DeviceNotAvailable: If NVML is missing, or lists no GPU.
         DeviceFailed: If NVML cannot list the GPUs.
-
-    Example:
-        >>> GpuHistory().read()[0].now.free_bytes          # doctest: +SKIP
-        150039822336
     """
 
     def __init__(self) -> None:

@@ -36,10 +36,6 @@ def cupy(purpose: str = "computing on a GPU") -> ModuleType:
     Raises:
         MissingDependency: If CuPy is not installed.
         UnsupportedVersion: If the version of CuPy or of its CUDA is not supported.
-
-    Example:
-        >>> cupy().__name__  # doctest: +SKIP
-        'cupy'
     """
     try:
         import cupy as module
@@ -56,10 +52,6 @@ def translating(operation: str) -> Iterator[None]:
 
     Args:
         operation: The operation of the block, as the beginning of the error's sentence. Other errors pass unchanged.
-
-    Example:
-        >>> with translating("waiting for the GPU"):  # doctest: +SKIP
-        ...     cupy.cuda.get_current_stream().synchronize()
     """
     try:
         yield

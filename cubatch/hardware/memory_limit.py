@@ -43,11 +43,6 @@ def memory_limit(device: Device, requested: int | str | None = None, *, held: in
 
     Raises:
         InvalidArgument: If the requested size is no positive size, or the memory of the device is unknown.
-
-    Example:
-        >>> from cubatch.hardware.probe import device
-        >>> memory_limit(device("titan-x-pascal"), "8GiB").bytes
-        8589934592
     """
     limit = _cpu_limit(held) if device.kind == "cpu" else _gpu_limit(device, held)
     if requested is None:

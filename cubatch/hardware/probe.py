@@ -90,13 +90,6 @@ def resolve(device: Device | str | None, *, live: bool = True) -> Device:
         device: None, a name as for `device()`, or a Device.
         live: Whether the device must be in this machine, for measurements. A name or a Device of the catalogue then
             means the first GPU of this machine that is of that kind.
-
-    Raises:
-        DeviceNotAvailable: If the device must be in this machine and is not; for names also the errors of `device()`.
-
-    Example:
-        >>> resolve("cpu").live
-        True
     """
     resolved = device if isinstance(device, Device) else _by_name(device)
     return _present(resolved) if live else resolved

@@ -140,11 +140,6 @@ def sustained(device: Device) -> float:
     Power grows about as the square of the clock.  GPUs of Pascal to Turing are assumed to need 15 W per TFLOP/s:
     min(1, sqrt(watts / TFLOP/s / 15)).  This fits the kernel times that NeuSight published of P4.  It is below 1 for
     small boards such as P4 (75 W) and T4 (70 W).  For other generations no figure is known, and the share is 1.
-
-    Example:
-        >>> from cubatch.hardware.catalogue import find
-        >>> round(sustained(find("t4")), 2), sustained(find("gtx-1080-ti"))
-        (0.76, 1.0)
     """
     peak, watts = device.peak_flops_per_second.get("float32"), device.power_limit_watts
     if peak is None or watts is None or not _like(device).power_limited:
