@@ -70,14 +70,6 @@ def of_layer(
     Raises:
         UnknownName: If the dtype is unknown.
         InvalidArgument: If the batch size is no whole number of at least 1, or the engine has no kernel for the pass.
-
-    Example:
-        >>> from cubatch.network.layers import Conv2d
-        >>> conv = Conv2d(h=56, w=56, c=64, k=64, r=3, s=3, pad=1)
-        >>> of_layer(conv, Pass.FPROP, 32).name
-        'conv2d 56x56x64 to 64, 3x3, pad 1, n=32, fprop'
-        >>> of_layer(conv, Pass.FPROP, 32, ending=["residual"], relu=True).epilogue
-        ('residual', 'relu')
     """
     if dtype not in DTYPES:
         raise UnknownName("dtype", dtype, DTYPES)
@@ -218,12 +210,6 @@ def of_step(
 
     Returns:
         list: The cases. Their `multiplicity` is the number of occurrences in a step, and `layers` names the layers.
-
-    Example:
-        >>> from cubatch.network import models
-        >>> cases = of_step(models.build("go-net"), "inference", 32)
-        >>> [(case.name, case.multiplicity) for case in cases if case.flops]
-        [('conv2d 19x19x128 to 128, 3x3, bias, pad 1, n=32, fprop, then relu', 80)]
     """
     network = as_network(spec)
     program = schedule_of(network, mode, recompute=False, library="cubatch")
@@ -291,10 +277,6 @@ def optimizer_step(name: str, parameters: int, dtype: str = "float32") -> Case:
 
     Raises:
         UnknownName: If the optimizer is unknown.
-
-    Example:
-        >>> optimizer_step("momentum", 1000, "bfloat16").moved_bytes == 1000 * (2 + 2 + 2 * 4 + 2 * 4)
-        True
     """
     if name not in _STATES:
         raise UnknownName("optimizer", name, _STATES)

@@ -145,12 +145,7 @@ class DataSetBatches:
         self._first: dict[int, int] = {}
 
     def __call__(self, batch_size: int) -> Any:
-        """
-        Return a batch of `batch_size` samples, which repeat if fewer were read.
-
-        Raises:
-            InvalidArgument: If the data set has no samples.
-        """
+        """Return a batch of `batch_size` samples, which repeat if fewer were read."""
         if not self._samples:
             self._samples = self._read()
         if batch_size not in self._first:

@@ -71,15 +71,7 @@ def is_raised(device_kind: str) -> bool:
 
 
 def format_variables(variables: Mapping[str, str]) -> str:
-    """
-    Return environment variables in shell syntax, "NAME=value", separated by spaces.
-
-    Example:
-        >>> format_variables(KEPT)
-        'MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184'
-        >>> format_variables(RAISED)
-        'MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TRIM_THRESHOLD_=67108864'
-    """
+    """Return environment variables in shell syntax, "NAME=value", separated by spaces."""
     return " ".join(f"{name}={value}" for name, value in variables.items())
 
 

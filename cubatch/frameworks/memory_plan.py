@@ -52,14 +52,6 @@ class MemoryPlan:
         measured: Measured bytes by batch size.
         predicted: Predicted bytes of each measured size, just before its first measurement.
         earlier: Bytes measured before the heap was compacted; used until a size is measured again.
-
-    Example:
-        >>> plan = MemoryPlan(Peaks({2: 120 * 2**20, 4: 140 * 2**20}), grain=0, scatter=0.08)
-        >>> plan.at(100) // 2**20
-        1100
-        >>> plan.learn(50, 1100 * 2**20)       # 600 MiB were traced, of which 500 grow with the batch
-        >>> plan.at(50) // 2**20, plan.at(100) // 2**20, plan.most(100) // 2**20
-        (1100, 2100, 2625)
     """
 
     def __init__(self, walked: Peaks, grain: int, scatter: float, doubt: float = DOUBT) -> None:

@@ -79,12 +79,7 @@ def digest(packed: Any) -> str:
 
 
 def example(name: str) -> Any:
-    """
-    Return the example inputs that the function "package.module:function" makes; PyTorch is seeded with 0 first.
-
-    Raises:
-        InvalidArgument: If there is no such function, or it raises.
-    """
+    """Return the example inputs that the function "package.module:function" makes; PyTorch is seeded with 0 first."""
     with user_code.users("example_inputs", name, CALLABLE):
         torch.manual_seed(0)
         return module_source.load(name, "example_inputs")()

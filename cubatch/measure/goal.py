@@ -49,10 +49,6 @@ class Goal:
 
     Raises:
         InvalidArgument: If a field is out of range.
-
-    Example:
-        >>> Goal(objective="throughput", tolerance=0.01).cost(32, seconds=0.5, joules=None)
-        0.015625
     """
 
     objective: str = "throughput"  # one of OBJECTIVES

@@ -225,13 +225,7 @@ RunnerFactory = Callable[[], Runner]
 
 @attrs.frozen
 class FactoryRef:
-    """
-    A runner factory by name, so that another process can call it.
-
-    Example:
-        >>> FactoryRef("fractions:Fraction", {"numerator": 3, "denominator": 4})()
-        Fraction(3, 4)
-    """
+    """A runner factory by name, so that another process can call it."""
 
     path: str  # "module:function"
     # keyword arguments that can be written as JSON; a worker receives tuples as lists

@@ -65,15 +65,7 @@ class Grid:
     A table with a title and notes; control characters are escaped.
 
     `print` of a rich console shows it in color.
-
-    Example:
-        >>> grid = Grid(columns=["batch", "unknown", "why"], rows=[[8, None, "memory"], [16, None, None]])
-        >>> print(grid.text())
-        batch  why
-        -----  ------
-            8  memory
-           16  –
-    """  # noqa: RUF002 - the dash of an empty cell
+    """
 
     title: str = attrs.field(default="", converter=_as_line)  # above the table
     columns: tuple[str, ...] = attrs.field(default=(), converter=_as_texts)  # headings

@@ -51,17 +51,6 @@ def run(name: str, request: StudyRequest, *, command: str) -> dict[str, Any]:
 
     Raises:
         InvalidArgument: If there is no such study, an option does not apply, or the folder cannot be written.
-
-    Example:
-        >>> import tempfile
-        >>> folder = tempfile.TemporaryDirectory()
-        >>> request = StudyRequest(
-        ...     spec="mlp", model="mlp", folder=Path(folder.name), device="cpu", max_batch_size=5, quick=True
-        ... )
-        >>> payload = run("powers-of-two", request, command="cubatch study powers-of-two mlp")
-        >>> [(c["batch_size"], c["reference"]) for c in payload["comparisons"]]
-        [(3, 4), (5, 4)]
-        >>> folder.cleanup()
     """
     if name not in STUDIES:
         raise InvalidArgument("study", name, "one of " + ", ".join(STUDIES))

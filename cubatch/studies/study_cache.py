@@ -26,16 +26,6 @@ class StudyCache:
 
     Raises:
         InvalidArgument: If the file exists and cannot be read.
-
-    Example:
-        >>> import tempfile
-        >>> folder = tempfile.TemporaryDirectory()
-        >>> path = Path(folder.name, "cells.jsonl")
-        >>> StudyCache(path, {"seed": 0}).get("batch 16", lambda: {"seconds": 2.5})
-        {'seconds': 2.5}
-        >>> StudyCache(path, {"seed": 0}).findings, StudyCache(path, {"seed": 1}).findings
-        ({'batch 16': {'seconds': 2.5}}, {})
-        >>> folder.cleanup()
     """
 
     def __init__(self, path: Path, key: Mapping[str, Any]) -> None:

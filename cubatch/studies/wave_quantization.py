@@ -56,17 +56,7 @@ class Distribution:
 
 
 def distribute(work: Workload, limit: int) -> Distribution:
-    """
-    Return the distribution of a workload's batches over the device, with the full waves below the batch size `limit`.
-
-    Example:
-        >>> work = Workload.of("go-net", "v100-sxm2-16gb", mode="inference", dtype="float32", library="im2col")
-        >>> distribution = distribute(work, 1000)
-        >>> distribution.items, distribution.full_waves, [distribution.busiest(n) for n in (28, 29, 56, 57)]
-        ('blocks of conv1', (28, 56), [1, 2, 2, 3])
-        >>> distribution.coulom[3]
-        85
-    """
+    """Return the distribution of a workload's batches over the device, with the full waves below batch size `limit`."""
     return _over_threads(work, limit) if work.device.kind == "cpu" else _over_sms(work, limit)
 
 

@@ -39,9 +39,6 @@ def explain(
             row. Keys are `batch_size`, `layer` (the first), `layers` (their number), `pass`, and `predicted_seconds` of
             all these layers, None if unknown. Waves, the busiest SM and fill are those of `on_sms.on_sms`. `padding`
             has, for each number of channels c or k that is no multiple for Tensor Cores, the next multiple: {"c": 8}.
-
-    Raises:
-        InvalidArgument: If an argument is out of range or not supported on the device.
     """
     gpu, resolved = probe.resolve(device, live=False), models.resolve(spec)
     chosen = arithmetic.resolve_library(library, gpu, dtype)

@@ -80,12 +80,7 @@ def memory_on(
     progress: Callable[[float, float, str], None] = lambda _done, _total, _now: None,
     **options: Any,  # the other arguments of `footprint`
 ) -> list[DeviceMemory]:
-    """
-    Return the memory of a step on each of several devices, and the largest batch that fits there.
-
-    Raises:
-        CubatchError: As for `footprint`; also if the memory of a device or a device of `prices` is not known.
-    """
+    """Return the memory of a step on each of several devices, and the largest batch that fits there."""
     size, gpus = check_batch_size(batch_size), priced_devices.distinct(devices)
     paid = priced_devices.prices_of(gpus, prices or {})
     limits: dict[str, tuple[int, str]] = {}

@@ -238,9 +238,6 @@ def step_of(spec: Any, batches: Any, options: Mapping[str, Any]) -> Iterator[Net
     Args:
         spec, batches: As for `footprint`.
         options: The other arguments of `footprint` by name, except "batch_size" and "device".
-
-    Raises:
-        InvalidArgument: If an option that does not apply to `spec`, or to inference, differs from its default.
     """
     check_optimizer(options["mode"], options.get("optimizer", "sgd"))
     is_foreign = is_module(spec, batches)
