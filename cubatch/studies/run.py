@@ -116,7 +116,7 @@ def write(payload: dict[str, Any], folder: Path) -> list[Path]:
         The written files, the page first.
 
     Raises:
-        InvalidArgument: If a file cannot be written.
+        InvalidData: If a file cannot be written.
     """
     text = json.dumps(payload, allow_nan=False, ensure_ascii=False, indent=1) + "\n"
     written = []

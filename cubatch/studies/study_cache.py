@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cubatch import files
-from cubatch.errors import InvalidArgument
+from cubatch.errors import InvalidArgument, InvalidData
 from cubatch.report.tables.common import plain
 
 
@@ -48,7 +48,7 @@ class StudyCache:
         """
         Return the finding `name` in JSON form; if it is not cached, call `measure` and append the result.
 
-        InvalidArgument is raised if the file cannot be written.
+        InvalidData is raised if the file cannot be written.
         """
         if name not in self.findings:
             self.findings[name] = plain(measure())
@@ -61,6 +61,6 @@ class StudyCache:
         return dict(self.findings[name])
 
 
-def not_writable(folder: Path, error: OSError) -> InvalidArgument:
-    """Return the InvalidArgument for a study's folder in which writing a file failed with `error`."""
-    return InvalidArgument("out", str(folder), "a folder to write to", f"{error.strerror or error}.")
+def not_writable(folder: Path, error: OSError) -> InvalidData:
+    """Return the InvalidData for a study's folder in which writing a file failed with `error`."""
+    return InvalidData(str(folder), f"cannot be written: {error.strerror or error}")

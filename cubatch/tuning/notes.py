@@ -7,8 +7,10 @@ A note is a record with a code and values. The pipeline and its subjects make re
 from __future__ import annotations
 
 import os
+import shlex
 import string
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -203,11 +205,11 @@ def note(code: str, **values: Any) -> Note:
     return Note(code, values)
 
 
-def measure_again(*, is_default_store: bool) -> str:
-    """Return a phrase on how to measure again instead of using timings cached in the default store or in another."""
-    if is_default_store:
+def measure_again(run: int, path: Path | None) -> str:
+    """Return a phrase on how to measure a cached run again; `path` is its store, None for the default one."""
+    if path is None:
         return "--fresh (store='refresh') measures again"
-    return "with another store, or after `cubatch store clear`, the same call measures again"
+    return f"after `cubatch store clear {run} --store {shlex.quote(str(path))}` the same call measures again"
 
 
 def of_remark(remark: Remark) -> Note:

@@ -207,7 +207,7 @@ class _Session:
     def _cache_notes(self) -> list[Note]:
         run = self.run
         interference = [note("cached_interference", message=message) for message in run.disturbed]
-        remedy = measure_again(is_default_store=run.is_default)
+        remedy = measure_again(run.id, None if run.is_default else run.path)
         if run.finished:
             return [note("answered_from_cache", remedy=remedy), *interference]
         return [note("cache_continued", remedy=remedy), *interference] if interference else []

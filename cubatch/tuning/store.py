@@ -119,6 +119,7 @@ class Run:
         wait_seconds: Seconds to wait for another process that measures the same run. After that, the store is not used.
 
     Attributes:
+        id: Its number in the store; 0 without a store.
         earlier: Timings, outcomes and seconds of earlier calls.
         ladder, limit: Candidates and memory limit of the earlier calls; None for a run with nothing measured.
         finished: Whether `earlier` has the final outcome of every candidate, so that nothing is left to measure.
@@ -143,7 +144,7 @@ class Run:
         self._budget, self._memory_bytes = budget, memory_bytes
         self._resources = contextlib.ExitStack()
         self._database: sqlite3.Connection | None = None
-        self._id = 0
+        self.id = 0
         self._candidates: list[Candidate] = []
         self._has_rows = False
         if path is None:
@@ -164,7 +165,7 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self._has_rows and isinstance(error, CubatchError):
-            self._write("DELETE FROM runs WHERE id = ?", self._id)
+            self._write("DELETE FROM runs WHERE id = ?", self.id)
         self.close()
 
     def close(self) -> None:
@@ -193,7 +194,7 @@ class Run:
         facts = attrs.asdict(timing, filter=lambda item, value: item.name not in _TIMING_COLUMNS and value is not None)
         self._write(
             "INSERT INTO timings VALUES (?, ?, ?, ?, ?) ON CONFLICT (run, batch_size, round) DO NOTHING",
-            self._id, timing.batch_size, timing.round, timing.seconds, _to_json(facts),
+            self.id, timing.batch_size, timing.round, timing.seconds, _to_json(facts),
         )  # fmt: skip
 
     def outcome(self, outcome: Outcome) -> None:
@@ -203,7 +204,7 @@ class Run:
             facts["memory_bytes"] = self._memory_bytes
         self._write(
             "INSERT OR REPLACE INTO outcomes VALUES (?, ?, ?, ?, ?)",
-            self._id, outcome.batch_size, outcome.status, outcome.stop_reason, _to_json(facts),
+            self.id, outcome.batch_size, outcome.status, outcome.stop_reason, _to_json(facts),
         )  # fmt: skip
 
     def spent(self, seconds: float) -> None:
@@ -235,7 +236,7 @@ class Run:
     def _update(self, **columns: Any) -> None:
         names = ", ".join(f'"{name}" = ?' for name in columns)
         values = [_to_json(value) if name in _JSON_COLUMNS else value for name, value in columns.items()]
-        self._write(f"UPDATE runs SET {names}, updated = ? WHERE id = ?", *values, _now(), self._id)  # noqa: S608 - literals
+        self._write(f"UPDATE runs SET {names}, updated = ? WHERE id = ?", *values, _now(), self.id)  # noqa: S608 - literals
 
     def _write(self, statement: str, *values: object) -> int:
         """Execute one SQL statement and return the last row's number; if it fails, disable the store and return 0."""
@@ -275,7 +276,7 @@ class Run:
                 self.notes.append(note("cache_conditions", differences="; ".join(differences)))
             except _DamagedRun as error:
                 self._warn(note("cache_damaged", path=path, run=error.run, reason=error.reason))
-        self._id = self._write(
+        self.id = self._write(
             "INSERT INTO runs (identity, conditions, budget, notes, created, updated) VALUES (?, ?, ?, ?, ?, ?)",
             identity, conditions, self._budget, _to_json([sentence(each) for each in self.notes]), _now(), _now(),
         )  # fmt: skip
@@ -303,7 +304,7 @@ class Run:
         dropped = [each.batch_size for each in earlier.outcomes if each not in final]
         is_whole = {step.batch_size for step in run.ladder or ()} <= {outcome.batch_size for outcome in final}
         self.finished = run.state == "finished" and is_whole and not dropped
-        self._id, self.earlier = run.id, attrs.evolve(earlier, outcomes=final)
+        self.id, self.earlier = run.id, attrs.evolve(earlier, outcomes=final)
         self._has_rows = bool(earlier.timings or final)
         if self._has_rows:
             self.ladder, self.limit, self.disturbed = run.ladder, run.limit, run.disturbed
@@ -311,7 +312,7 @@ class Run:
         if not self.finished:
             self._update(budget=self._budget, state="open")
             for size in dropped:
-                self._write("DELETE FROM outcomes WHERE run = ? AND batch_size = ?", self._id, size)
+                self._write("DELETE FROM outcomes WHERE run = ? AND batch_size = ?", self.id, size)
 
 
 def _is_final(

@@ -13,7 +13,7 @@ import attrs
 import pytest
 from threadpoolctl import threadpool_info
 
-from cubatch.errors import InvalidArgument
+from cubatch.errors import InvalidArgument, InvalidData
 from cubatch.studies.run import STUDIES
 from tests.unit.tuning.small_runs import CHECKOUT, rows
 
@@ -62,11 +62,11 @@ def test_a_study_whose_files_cannot_be_written_is_shown(run, tmp_path, virtual, 
     """The answer took long to measure: it is printed, and in the JSON, before the error."""
 
     def fail(_, folder):
-        raise InvalidArgument("out", str(folder), "a folder to write to")
+        raise InvalidData(str(folder), "No space left on device")
 
     monkeypatch.setattr("cubatch.studies.run.write", fail)
     code, out, err = run("study", *SMALL, "--out", tmp_path / "out", "--json", tmp_path / "s.json")
-    assert (code, "a folder to write to" in err) == (2, True)
+    assert (code, "No space left" in err) == (1, True)
     assert "Is a power of two faster? mlp" in out
     assert json.loads((tmp_path / "s.json").read_text())["answer"]
 

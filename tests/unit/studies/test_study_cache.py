@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from cubatch.errors import InvalidArgument
+from cubatch.errors import InvalidArgument, InvalidData
 from cubatch.studies.study_cache import StudyCache
 
 
@@ -42,6 +42,6 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
 def test_a_file_that_cannot_be_written_is_named(tmp_path):
     """As the study's folder, which was removed here."""
     cache = StudyCache(tmp_path / "gone" / "cells.jsonl", {})
-    with pytest.raises(InvalidArgument, match="No such file") as caught:
+    with pytest.raises(InvalidData, match="No such file") as caught:
         cache.get("a", dict)
-    assert (caught.value.field, caught.value.value) == ("out", str(tmp_path / "gone"))
+    assert caught.value.path == str(tmp_path / "gone")
