@@ -76,11 +76,6 @@ def prepare(function: Callable[..., object], *args: Any, **kwargs: Any) -> Calla
     Nothing is computed yet. Every array must be given, results included, and must stay at its address. Numbers such as
     a learning rate or a seed are recorded as they are; random numbers continue from repetition to repetition. For more
     than MOST_RECORDED_CALLS calls, the result calls `function` itself.
-
-    Args:
-        function: A function of `functional` or `optim`, or one that calls only those.
-        args: Positional arguments of the function.
-        kwargs: Keyword arguments of the function.
     """
     calls: list[Call] = []
     token = _recording.set(calls)
@@ -122,10 +117,7 @@ def view(base: Any, shape: tuple[int, ...], dtype: Any, *, offset: int = 0, stri
     """
     Return a view of part of a contiguous array's memory, with another shape, type and strides.
 
-    Args:
-        base: C-contiguous array.
-        offset: Bytes from the start of `base`.
-        strides: Strides in bytes; None for C order.
+    `offset` and `strides` are in bytes; strides None: C order.
 
     Example:
         >>> view(np.arange(4.0), (2, 3), np.float64, strides=(8, 8))

@@ -71,10 +71,7 @@ def buckets(program: Schedule, itemsize: int, least_bytes: int) -> list[Bucket]:
     """
     Cut the gradient into pieces, in the order in which the backward pass completes them.
 
-    Args:
-        program: The schedule of the step.
-        itemsize: Bytes of an element of the gradient.
-        least_bytes: A piece is closed once it has this size.
+    A piece is closed once it has `least_bytes`.
 
     Returns:
         list[Bucket]: The pieces, which together are the whole gradient.

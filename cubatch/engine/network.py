@@ -340,10 +340,7 @@ class Model(Learned):
         """
         Run one step: forward, and in training backward and, without a target batch size, the optimizer.
 
-        On a GPU it is enqueued.
-
-        Args:
-            trace: Observes each operation, outside a CUDA graph; None: run at full speed.
+        On a GPU it is enqueued. `trace` observes each operation, outside a CUDA graph; None: run at full speed.
         """
         _, program = self._prepared()
         turn, self._turn = self._turn, (self._turn + 1) % len(program)

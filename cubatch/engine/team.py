@@ -94,10 +94,7 @@ class Team:
         """
         Replace every member's array by the sum of all, during `run`.
 
-        Every member adds in order of rank, so all get the same bits.
-
-        Args:
-            array: A small array, overwritten; of one shape for all members.
+        Every member adds in order of rank, so all get the same bits. The arrays of all members have one shape.
         """
         if self.size == 1:
             return

@@ -190,11 +190,6 @@ def may_come_early(kernel: Kernel, blocks_per_sm: int, blocks: int, device: Devi
     evenly.  This does no harm if an SM holds one block, if all SMs are full, or if blocks end at once.  132 blocks, two
     per SM, took 1.49 times as long on the 132 SMs of an H200.
 
-    Args:
-        blocks_per_sm: Blocks of the kernel that an SM holds.
-        blocks: Blocks of the launch.
-        device: The GPU, whose number of SMs counts.
-
     Example:
         >>> from cubatch.kernels.variant import find
         >>> tiled = find("gemm_nt", "float32", tile="128x128x8", vector=4)

@@ -23,9 +23,6 @@ def problem_of(layer: Layer, pass_: Pass, batch_size: int, dtype: str) -> Proble
 
     A convolution over three channels reads the padded batch (see `padding`).  Attention is represented by the
     projection to queries, keys and values, its largest tiled product.
-
-    Args:
-        dtype: Storage of the elements, or "tf32".
     """
     layer = tiled(layer)
     if (shape := layer.convolution) is not None:
@@ -88,8 +85,7 @@ def conv2d_problem(pass_: Pass, shape: ConvShape, samples: int, dtype: str, vect
     """
     Return a pass of a convolution as a matrix product or convolution of the tiled kernels.
 
-    Args:
-        vector: Widest load that extents and addresses allow, in elements.
+    `vector` is the widest load in elements.
     """
     v, h, groups = shape.vertical, shape.horizontal, shape.groups
     c, k = shape.c // groups, shape.k // groups

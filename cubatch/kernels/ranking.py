@@ -70,12 +70,7 @@ Prepare = Callable[[SplitKernel], Callable[[], object]]
 
 
 def ranked(problem: Problem, device: Device) -> list[Kernel]:
-    """
-    Return the variants that can run a problem on a device, in the order of their predicted cost.
-
-    Args:
-        device: A GPU of known SMs and compute capability.
-    """
+    """Return the variants that can run a problem on a device, in the order of their predicted cost."""
     return [kernel for _, _, kernel in ranking(problem, device)]
 
 

@@ -138,10 +138,6 @@ def encode(tensor: TensorMap, address: int, driver: Any) -> bytes:
     """
     Return a tensor map as encoded by the CUDA driver, without a call to the GPU.
 
-    Args:
-        address: Address of the array on the GPU.
-        driver: The driver's library, from `driver.load`.
-
     Raises:
         InvalidArgument: If the address is not a multiple of 16.
         DeviceFailed: If the driver refuses the tensor map, or is older than CUDA 12.
@@ -179,12 +175,7 @@ def _function(driver: Any, name: str) -> Any:
 
 
 def can_gather(operation: str, shape: ConvShape, samples: int) -> bool:
-    """
-    Return whether tensor maps can describe the operands of a convolution's pass, with boxes at least half full.
-
-    Args:
-        operation: "conv2d_fprop", "conv2d_dgrad" or "conv2d_wgrad".
-    """
+    """Return whether tensor maps can describe the operands of a convolution's pass, with boxes at least half full."""
     vertical, horizontal = shape.vertical, shape.horizontal
     most = max(vertical.size * horizontal.size, shape.pixels) * samples
     channels = shape.k if operation == "conv2d_dgrad" else gathered(shape)[0].c

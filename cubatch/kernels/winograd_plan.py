@@ -164,8 +164,7 @@ def product(problem: Problem, kernel: Kernel, tiles: int | None = None) -> Probl
     """
     Return the products of a variant of Winograd's algorithm as one problem with groups; for others the problem itself.
 
-    Args:
-        tiles: Tiles of one part; None for the whole batch.
+    `tiles` are those of one part; None for the whole batch.
     """
     how = cut(problem, kernel)
     if how is None:

@@ -93,10 +93,7 @@ def compare_rules(work: Workload, whole: Footprint, limit: int = 0, most: int = 
     """
     Return the rules of thumb next to what the memory plan computes.
 
-    Args:
-        whole: The footprint of the workload.
-        limit: Memory limit in bytes.
-        most: The largest batch size whose plan fits the limit; 0 omits the rule about it.
+    `most` is the largest batch size whose plan fits `limit` bytes; 0 omits the rule about it.
     """
     parameters, elements = work.spec.parameters, textbook_elements(work.spec, work.mode)
     buffers = whole.activations + whole.activation_gradients

@@ -48,11 +48,8 @@ def launch(context: Context, chosen: Kernel, operands: Operands, *, partials: An
     Launch a variant of kernels/hopper: once, or for the gradient of an input once for every four phases of the stride.
 
     Phases that no filter tap reads are left out if the gradient is only added to the values that its output holds.
-
-    Args:
-        operands: The operands; in tf32, B is contiguous along gemm_k.
-        partials: Receives the partial sums of each slice of gemm_k; None if it is not split.
-        output: A record `structs.OUTPUT`.
+    `partials` receives the sums of each slice of gemm_k; None if it is not split. `output` is a record
+    `structs.OUTPUT`. In tf32, B is contiguous along gemm_k.
 
     Returns:
         Number of row tiles for which the launch computes `Fused.sums`; 0 without sums, if no variant computes them, or

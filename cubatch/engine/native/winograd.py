@@ -28,9 +28,7 @@ def launch(context: Context, chosen: Kernel, operands: Operands, output: Any) ->
     """
     Launch the kernels of a variant of Winograd's algorithm.
 
-    Args:
-        operands: The convolved array, x or the output's gradient, and the filter.
-        output: A record `structs.OUTPUT`.
+    `output` is a record `structs.OUTPUT`.
 
     Raises:
         InvalidArgument: If the algorithm cannot run the problem, or the workspace is too small.

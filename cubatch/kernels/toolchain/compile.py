@@ -126,10 +126,8 @@ def read_resources(log: str, ptx: str) -> dict[str, Resources]:
     """
     Return the resources of each entry of a program from the assembler's log with `-v`.
 
-    Spills of functions that are not inlined count for every entry, since the log does not name their callers.
-
-    Args:
-        ptx: The program's PTX, which contains the launch bounds.
+    Spills of functions that are not inlined count for every entry, since the log does not name their callers. `ptx`
+    contains the launch bounds.
     """
     threads = {match[1]: int(match[2]) for match in _THREADS.finditer(ptx)}
     entries: list[str] = []

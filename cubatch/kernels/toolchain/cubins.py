@@ -54,9 +54,7 @@ def load(folder: Path, key: str, *, code: bool = True) -> Cubin | None:
     """
     Return a compiled kernel from the cache; None if it is missing or its JSON cannot be read.
 
-    Args:
-        key: The key that was passed to `save`.
-        code: Whether the machine code is needed, or only its resources.
+    `code` is whether the machine code is needed, or only its resources.
     """
     for place in (folder, *([_private_folder()] if _private_folder.cache_info().currsize else [])):
         path = place / f"{key}.cubin"

@@ -69,13 +69,7 @@ class Nvrtc:
         self.version = signed[1] if signed else self._short_version()
 
     def compile(self, source: str, name: str, options: Sequence[str]) -> Program:
-        """
-        Compile one source, and return machine code, log and error.
-
-        Args:
-            name: Name of the source in the log and in line information.
-            options: As on the command line: "-arch=sm_70".
-        """
+        """Compile one source, and return machine code, log and error."""
         program = ctypes.c_void_p()
         self._call("nvrtcCreateProgram", ctypes.byref(program), source.encode(), name.encode(), 0, None, None)
         try:
