@@ -166,12 +166,8 @@ def batch_sweep(at: Callable[[int], Grid], num_sms: int, batch_size: int | None)
     Return the grids of all batch sizes from 1 on, in ranges with equal work of the busiest SM.
 
     The sweep ends where the busiest SM has more than eight tiles, but has at least 64 sizes, and a quarter more than
-    `batch_size`. It never exceeds MOST_BATCH.
-
-    Args:
-        at: Returns the grid of a batch size.
-        num_sms: SMs of the GPU.
-        batch_size: The given batch size, or None.
+    `batch_size`. It never exceeds MOST_BATCH. `at` returns the grid of a batch size. `batch_size` is the given one, or
+    None.
     """
     if batch_size is not None:
         check_whole("batch_size", batch_size, most=MOST_BATCH)

@@ -37,10 +37,8 @@ def num_blocks(layer: Layer, pass_: Pass, batch_size: int, tile: tuple[int, int]
     Return the blocks of a pass as an implicit product: one per tile of the result.
 
     The phases of a strided dgrad and the groups of a convolution share one grid.  The products of attention depend on
-    each other and are several launches: only the blocks of the launch with most FLOP are counted.
-
-    Args:
-        tile: Rows and columns of a tile; see `on_sms.first_grid`.
+    each other and are several launches: only the blocks of the launch with most FLOP are counted. `tile` is as for
+    `on_sms.first_grid`.
 
     Returns:
         int: Blocks; 0 for a pass without a matrix product.

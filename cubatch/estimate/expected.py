@@ -21,12 +21,7 @@ from cubatch.workload import Workload
 
 
 def missing_facts(device: Device, dtype: str, library: str) -> tuple[str, ...]:
-    """
-    Return the names of the fields of a GPU's `Device` that the time model needs and that are unknown.
-
-    Args:
-        library: "vendor", or "cubatch", whose kernels are counted in clocks.
-    """
+    """Return the names of the fields of a GPU's `Device` that the time model needs and that are unknown."""
     rate = arithmetic.peak_flops_per_second(device, dtype)
     known = {
         "num_sms": device.num_sms,
@@ -83,12 +78,7 @@ def _model(library: str) -> str:
 
 
 def recomputed(step: StepPrediction, spec: Spec) -> StepPrediction:
-    """
-    Return a predicted training step with the time of forward passes that are repeated in the backward pass.
-
-    Args:
-        step: A training step of `predict_step`, without repeated passes.
-    """
+    """Return a predicted training step with the time of forward passes that are repeated in the backward pass."""
     ops = schedule_of(spec, "training", recompute=True, library="im2col").ops
     # Fused layers are calls of their own in the vendor's libraries and take no time in cubatch kernels.
     again = Counter(node.name for op in ops if op.replay for node in (op.node, *op.then) if node is not None)

@@ -28,10 +28,8 @@ def layer_seconds(
 
     It ignores launches, wave quantization, tile edges, other instructions, repeated reads, and data that stays in the
     L2 between layers.  All but the last make the real pass slower.  This is safe for ranking the passes of one network
-    on one device, since the large passes are the least affected.
-
-    Args:
-        more: Further elements per sample that the pass moves for fused layers.
+    on one device, since the large passes are the least affected. `more` are further elements per sample that the pass
+    moves for fused layers.
 
     Returns:
         float | None: Seconds; 0.0 for a pass that moves nothing; None if a rate that is needed is unknown.

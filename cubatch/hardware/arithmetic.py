@@ -24,10 +24,6 @@ def resolve_library(library: str, device: Device, dtype: str = "float32") -> str
     "auto" becomes "cubatch" on a GPU whose SMs and compute capability are known, else "im2col".  A BLAS takes float32
     only: it would round to 16 bits between products, where kernels sum in float32.
 
-    Args:
-        library: "auto", "cubatch" or "im2col".
-        dtype: A dtype that the device supports.
-
     Raises:
         InvalidArgument: If the library is unknown, or does not run on the device.
         UnsupportedDtype: If "im2col" would compute in 16 bits.

@@ -43,9 +43,6 @@ def find(name: str) -> Device:
 
     Letter case, punctuation and the words NVIDIA, GeForce and Tesla make no difference.
 
-    Args:
-        name: "v100-sxm2-16gb", "Tesla V100-SXM2-16GB", "2080 ti".
-
     Raises:
         InvalidArgument: If `name` is no text, or several devices have that name.
         UnknownName: If no device has that name.
@@ -144,13 +141,7 @@ def _key(text: str) -> str:
 
 
 def device_of(facts: Mapping[str, Any], slug: str = "") -> Device:
-    """
-    Return the device of a row of `data/devices.toml`.
-
-    Args:
-        facts: The row: valid values by key, in the key's unit, such as boost_clock_mhz and memory_gib.
-        slug: The catalogue's name of the device; empty if it is not in the catalogue.
-    """
+    """Return the device of a row of `data/devices.toml`."""
 
     def scaled(field: str, factor: float) -> float | None:
         return facts[field] * factor if field in facts else None

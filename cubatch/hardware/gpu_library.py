@@ -30,8 +30,7 @@ def cupy(purpose: str = "computing on a GPU") -> ModuleType:
     """
     Import and return CuPy, which takes seconds and needs a driver.
 
-    Args:
-        purpose: The task that needs CuPy, as the subject of the error's sentence.
+    `purpose` is the task that needs CuPy, for the error.
 
     Raises:
         MissingDependency: If CuPy is not installed.
@@ -50,8 +49,7 @@ def translating(operation: str) -> Iterator[None]:
     """
     Raise CUDA errors of CuPy in the block as DeviceFailed, and out-of-memory errors of any library as OutOfMemory.
 
-    Args:
-        operation: The operation of the block, as the beginning of the error's sentence. Other errors pass unchanged.
+    `operation` is that of the block, for the error. Other errors pass unchanged.
     """
     try:
         yield

@@ -155,9 +155,6 @@ def guess_prepare(batch_size: int, known: Mapping[int, float]) -> float:
     Each known size is a guess: preparing a larger batch takes proportionally longer, a smaller one as long.  The least
     guess is returned, since compiling and first use of memory made some sizes slower.
 
-    Args:
-        known: Seconds that preparing took, by batch size.
-
     Example:
         >>> guess_prepare(400, {100: 5.0, 200: 1.0}), guess_prepare(100, {200: 1.0}), guess_prepare(8, {})
         (2.0, 1.0, 0.0)

@@ -43,10 +43,6 @@ def prepare_limit(budget: float, *, compiles: bool = False) -> float:
     """
     Return the seconds after which preparing one batch size counts as hung, by the budget in seconds.
 
-    Args:
-        budget: Seconds of the whole run.
-        compiles: Whether preparing a size compiles kernels.
-
     Example:
         >>> prepare_limit(6.0), prepare_limit(60.0), prepare_limit(6.0, compiles=True)
         (30.0, 180.0, 120.0)

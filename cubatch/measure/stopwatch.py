@@ -117,13 +117,7 @@ class Stopwatch:
         self._clocks = HighestClocks(clocks_mhz)
 
     def hold_reference(self, batch_size: int, step_seconds: float) -> bool:
-        """
-        Keep a batch size as the reference step; return False if the runner cannot hold a reference.
-
-        Args:
-            batch_size: A size that has run.
-            step_seconds: Seconds of a step of this size.
-        """
+        """Keep a batch size as the reference step; return False if the runner cannot hold a reference."""
         if not isinstance(self.runner, HoldsReference):
             return False
         self._prepare(batch_size)

@@ -56,12 +56,7 @@ class Trees:
     high: NDArray[np.float32]
 
     def __call__(self, columns: Mapping[str, Array]) -> Array:
-        """
-        Return the correction of each case, which is added to the logarithm of its time.
-
-        Args:
-            columns: The result of `features` for the cases.
-        """
+        """Return the correction of each case, which is added to the logarithm of its time."""
         table = np.stack([np.asarray(columns[name], np.float32) for name in self.features], axis=1)
         return self._sums(table) * self.trust(table)
 
