@@ -17,10 +17,8 @@ def replacing(path: Path) -> Iterator[Path]:
     Yield an empty file to write to, and rename it to `path` when its content is complete and on the disk.
 
     A killed process or a power cut leaves the earlier file or the new one. A killed process also leaves its partial
-    file, NAME.*.partial, which the next writer of the same file removes. Several processes may write the same file.
-
-    Args:
-        path: The file, in an existing folder.
+    file, NAME.*.partial, which the next writer of the same file removes. Several processes may write the same file. Its
+    folder must exist.
     """
     _remove_abandoned(path)
     partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")

@@ -204,10 +204,6 @@ def of_step(
     """
     Return the distinct operations of one step on cubatch kernels, in the order of their first launch.
 
-    Args:
-        mode: "training" or "inference".
-        optimizer: "sgd", "momentum" or "adam", for training.
-
     Returns:
         list: The cases. Their `multiplicity` is the number of occurrences in a step, and `layers` names the layers.
     """
@@ -268,12 +264,8 @@ def optimizer_step(name: str, parameters: int, dtype: str = "float32") -> Case:
     """
     Return the case of a step of an optimizer over all parameters at once.
 
-    Parameters of 16 bits have a float32 copy that the step updates; the gradient of a float16 loss is scaled.
-
-    Args:
-        name: "sgd", "momentum" or "adam".
-        parameters: The number of parameters.
-        dtype: Storage of the parameters and the gradient; the state is float32.
+    Parameters of 16 bits have a float32 copy that the step updates; the gradient of a float16 loss is scaled. The state
+    is float32.
 
     Raises:
         UnknownName: If the optimizer is unknown.

@@ -19,11 +19,6 @@ def rates(results: Sequence[Result], path: str | Path, *, title: str) -> None:
     """
     Draw the share of the roofline that each case reaches: cubatch in blue, the vendor in grey.
 
-    Args:
-        results: The results, of which those with a share of the roofline are drawn.
-        path: Path of the figure: .png, .svg or .pdf.
-        title: Title of the figure.
-
     Raises:
         InvalidArgument: If no result has a share of the roofline, or the file has another ending or cannot be written.
     """

@@ -172,9 +172,6 @@ def progress_bar(description: str) -> Iterator[Show | None]:
     """
     Show a progress bar with the remaining time on stderr, if that is a terminal.
 
-    Args:
-        description: Text in front of the bar.
-
     Yields:
         A function of (amount done, total amount, current step as text); None without a terminal.
     """
@@ -202,12 +199,7 @@ def progress_bar(description: str) -> Iterator[Show | None]:
 
 
 def progress_lines(*, now: Callable[[], float] = time.monotonic) -> Callable[[str], None]:
-    """
-    Return a function that logs progress to stderr: at most one line per LINE_SECONDS, the others are dropped.
-
-    Args:
-        now: The clock, in seconds; LINE_SECONDS begin with this call.
-    """
+    """Return a function that logs progress to stderr: at most one line per LINE_SECONDS, the others are dropped."""
     began = last = now()
 
     def show(text: str) -> None:

@@ -46,10 +46,7 @@ def message(error: CubatchError, command: Any, words: Sequence[str] = ()) -> str
     """
     Return the message of an error, in which options of the command replace names of Python arguments.
 
-    Args:
-        error: The error of the library.
-        command: The command of Typer; None if there was none.
-        words: The words of the command line.
+    `command` None: there was none. `words` are those of the command line.
     """
     options = {param.name: param.opts[0] for param in getattr(command, "params", ()) if param.opts[0].startswith("-")}
     text = _as_options(str(error), options).replace(", or None", "").replace(" or None", "")

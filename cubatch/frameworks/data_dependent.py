@@ -17,9 +17,6 @@ def result(operation: Any, arguments: Sequence[Any], options: Mapping[str, Any])
     """
     Return a possible result of an operation whose result depends on data: tensors without data, or a number.
 
-    Args:
-        arguments, options: Arguments of `operation`, an operator of PyTorch, with tensors without data.
-
     Returns:
         Any: The assumed result; NotImplemented for an unknown operation.
     """

@@ -83,10 +83,6 @@ def by_difference(batches: Mapping[int, Any], path: Path = ()) -> dict[Path, Gro
 
     Values that are the same in all batches are left out.
 
-    Args:
-        batches: The inputs by batch size, at least two.
-        path: Position of these values in the inputs.
-
     Example:
         >>> growths = by_difference({2: (["a", "b"], 5), 3: (["c", "d", "e"], 5)})
         >>> {path: growth.lines[0].at(10) for path, growth in growths.items()}

@@ -240,10 +240,6 @@ def loop_ratios(measured: Mapping[int, Sequence[float]], predicted: Mapping[int,
     the share of the variance between sizes that the scatter of the runs explains.  See Morris, "Parametric Empirical
     Bayes Inference", JASA 78 (1983).
 
-    Args:
-        measured: Samples per second of each run of a loop, by its batch size.
-        predicted: Samples per second by `rate_of_parts`, by batch size.
-
     Example:
         >>> parts = {8: 100.0, 64: 100.0}
         >>> {n: round(ratio, 2) for n, ratio in loop_ratios({8: [79.0, 81.0], 64: [124.0, 126.0]}, parts).items()}

@@ -89,9 +89,6 @@ def place_of(device: str) -> str:
     """
     Return PyTorch's name of a device, "cpu" or "cuda:N": PyTorch takes the GPU's number in this process, not its UUID.
 
-    Args:
-        device: As `Device.address`.
-
     Raises:
         DeviceNotAvailable: If CUDA does not show the GPU to this process.
 

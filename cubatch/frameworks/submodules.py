@@ -67,9 +67,6 @@ def watch_time_axis(module: Any, batch_size: int) -> Iterator[list[str]]:
     Without `batch_first` these layers read (time, batch, features), and always read two axes as (time, features). With
     the batch on that axis they run from sample to sample, and a batch size has no meaning. The list is filled while the
     block runs; only positional arguments are seen.
-
-    Args:
-        batch_size: Samples of its inputs in the block.
     """
     seen: list[str] = []
     kinds = torch.nn.RNNBase, torch.nn.MultiheadAttention

@@ -316,13 +316,7 @@ class _Server:
 
 
 def _smallest_as_good(rates: Mapping[Any, float], rate: float) -> Any:
-    """
-    Return the smallest setting with nearly the highest arrival rate; settings that reach `rate` take precedence.
-
-    Args:
-        rates: The highest arrival rate of each setting, in requests per second.
-        rate: The required arrival rate.
-    """
+    """Return the smallest setting with nearly the highest arrival rate; settings that reach `rate` take precedence."""
     able = {key: highest for key, highest in rates.items() if highest >= rate} or rates
     best = max(able.values())
     return min(key for key, highest in able.items() if highest >= _SAME_SHARE * best)

@@ -62,10 +62,7 @@ def scale_rate(policy: str, batch_size: int, base_rate: float) -> float:
     """
     Return the learning rate of a batch size.
 
-    Args:
-        policy: FIXED: `base_rate` for all; SCALED: proportional to the batch, the linear scaling rule of Goyal et al.
-        batch_size: Samples per step.
-        base_rate: The learning rate at batch size BASE.
+    It is `base_rate` for a batch of BASE, and with SCALED proportional to the batch: the rule of Goyal et al.
 
     Example:
         >>> scale_rate("fixed", 1024, 0.05), scale_rate("scaled", 1024, 0.05)

@@ -41,10 +41,7 @@ def run(name: str, request: StudyRequest, *, command: str) -> dict[str, Any]:
     """
     Measure, and answer the question of a study; measurements that are cached in the request's folder are used again.
 
-    Args:
-        name: The name of the study, a key of STUDIES.
-        request: The options of the study.
-        command: The shell command that repeats the study, to be shown on its page.
+    `command` is the shell command that repeats the study, for its page.
 
     Returns:
         The study in the JSON form of schema 1.
@@ -107,10 +104,6 @@ def describe() -> list[dict[str, Any]]:
 def write(payload: dict[str, Any], folder: Path) -> list[Path]:
     """
     Write a study as JSON, as an HTML page and, if Matplotlib is installed, as figures.
-
-    Args:
-        payload: The study in JSON form, from `run`.
-        folder: An existing folder.
 
     Returns:
         The written files, the page first.

@@ -174,8 +174,7 @@ def floor_of(seconds: Mapping[int, float]) -> dict[str, int | None]:
     """
     Return the three batch sizes that bound the ranges of constant step time and of nearly best throughput.
 
-    Args:
-        seconds: Seconds of a step, by batch size; without size 1, NothingMeasured is raised.
+    NothingMeasured is raised without size 1.
 
     Returns:
         "floor", the largest size up to which every step takes at most 1.1 times as long as a step of one sample; None

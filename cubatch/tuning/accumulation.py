@@ -48,12 +48,8 @@ def cut(result: TuningResult, target: int, *, fitting: Collection[int] | None = 
 
     Considered are the divisors of the batch up to the largest timed size. Times are those measured, also of dropped
     sizes, and interpolated linearly between measured sizes. If all divisors are below the measured sizes, the largest
-    is taken.
-
-    Args:
-        result: The result of tuning a training step.
-        target: Samples of the effective batch.
-        fitting: Sizes that fit together with the accumulated gradients; None: all sizes up to the largest timed one.
+    is taken. `fitting` are sizes that fit together with the accumulated gradients; None: all up to the largest timed
+    one.
 
     Raises:
         InvalidArgument: If the result is of inference, or has no timed size or no fastest size. Also if no divisor of
@@ -88,11 +84,6 @@ def concern(result: TuningResult, division: Cut, *, num_devices: int = 1) -> str
     Return a warning if `result` has no recommendation, or its division is much slower than the best size; else "".
 
     It names better targets.
-
-    Args:
-        result: The result that was divided.
-        division: The division of the samples of one device.
-        num_devices: Devices that step together.
     """
     target = division.batch_size * division.steps * num_devices
     if not result.recommended:

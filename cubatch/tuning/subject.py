@@ -83,10 +83,7 @@ class Subject(Protocol):
         """
         Return the candidate batch sizes.
 
-        Args:
-            request: The checked arguments of the call.
-            cached: The candidates of an earlier call; None if there are none.
-            is_finished: Whether that call measured all of them.
+        `cached` are the candidates of an earlier call, None without one; `is_finished` is whether it measured them all.
         """
 
     @property

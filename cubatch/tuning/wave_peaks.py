@@ -93,14 +93,7 @@ def slowest(work: Workload, batch_size: int) -> list[tuple[str, Blocks]]:
 
 
 def wave_peaks(passes: Sequence[tuple[str, Blocks]], num_sms: int, limit: int) -> list[Proposal]:
-    """
-    Return the largest batch size for each number of blocks on the busiest SM, and the first two of each pass plus 1.
-
-    Args:
-        passes: Name of each pass, and the function from a batch size to its blocks.
-        num_sms: SMs of the GPU.
-        limit: The largest batch size that is proposed.
-    """
+    """Return the largest batch size by number of blocks on the busiest SM, and the first two of each pass plus 1."""
     tops, past = [], []
     for name, blocks in passes:
         peaks = []

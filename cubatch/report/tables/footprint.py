@@ -72,13 +72,7 @@ def _by_submodule(taken: ModuleFootprint, title: str) -> Grid:
 
 
 def by_device(rows: Sequence[DeviceMemory], *, title: str) -> Grid:
-    """
-    Return the table of the memory that a step takes on each device, and of the largest batch size that fits there.
-
-    Args:
-        rows: The memory on each device, at least one; all have the same modes and batch size.
-        title: Title of the table.
-    """
+    """Return the table of the memory that a step takes on each device, and the largest batch size that fits there."""
     size = next(iter(rows[0].modes.values())).footprint.batch_size
     columns = {
         "device": lambda of: _name(of[0]),
@@ -220,13 +214,7 @@ def _by_layer(plan: Footprint, title: str) -> Grid:
 
 
 def rules(compared: Sequence[Rule], *, mode: str) -> Grid:
-    """
-    Return the table that compares rules of thumb for the memory of a step with the memory plan.
-
-    Args:
-        compared: The rules of thumb, each with its value and that of the plan.
-        mode: "inference" or "training", for the title.
-    """
+    """Return the table that compares rules of thumb for the memory of a step with the memory plan."""
 
     def write(rule: Rule, value: float) -> str:
         return format_bytes(value) if rule.unit == "bytes" else format_count(value)

@@ -13,12 +13,7 @@ _DISPENSABLE = ("energy", "clock", "most °C", "most W", "most load")
 
 
 def watched(gpus: Sequence[Mapping[str, Any]], *, title: str) -> Grid:
-    """
-    Return the table of memory, load, clock, power and temperature of GPUs, now and at most, a row per GPU.
-
-    Args:
-        gpus: Records of `hardware.gpu_history.GpuRecord`, in JSON form.
-    """
+    """Return the table of memory, load, clock, power and temperature of GPUs, now and at most, a row per GPU."""
     notes = [line for gpu in gpus for line in _lines(gpu)]
     return Grid.of(gpus, _COLUMNS, title=title, notes=[notes] if notes else [], dispensable=_DISPENSABLE)
 
