@@ -112,7 +112,7 @@ def test_training_and_evaluation_use_the_sizes_found(tmp_path):
 def test_a_target_that_no_measured_size_divides_is_warned_of(tmp_path):
     """13 is a prime above 8: batches of 1 are below all that was measured."""
     trainer = make(tmp_path)
-    with pytest.warns(UserWarning, match="target_batch_size=13 is best cut into steps of 1 samples, fewer"):
+    with pytest.warns(UserWarning, match="target_batch_size=13 is best cut into steps of 1 sample, fewer"):
         tune_trainer(trainer, target_batch_size=13, evaluation=False, **TWO)
     assert (trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps) == (1, 13)
 
