@@ -32,8 +32,8 @@ def autotune_extents(
     """
     Find the fastest batch size of a PyTorch module or an ONNX file at each of several sequence lengths or resolutions.
 
-    The extents are tuned in ascending order, each with an equal share of the budget that is left.  Memory is bounded
-    at each extent.
+    The extents are tuned in descending order, each with an equal share of the budget that is left.  So the largest, if
+    it does not fit, leaves its share to the others.  Memory is bounded at each extent.
 
     Args:
         module: A torch.nn.Module, or the path of an ONNX file, which runs in ONNX Runtime.
@@ -86,9 +86,11 @@ def autotune_extents(
         return autotune_module(module, made, budget=seconds, **options)
 
     return tune_each(
-        chosen,
+        chosen[::-1],
         tune_one,
-        lambda results, failed: ExtentsResult(axis=axis, results=results, failed=failed),
+        lambda results, failed: ExtentsResult(
+            axis=axis, results=dict(sorted(results.items())), failed=dict(sorted(failed.items()))
+        ),
         budget=budget,
     )
 

@@ -68,3 +68,21 @@ def test_what_one_value_leaves_of_the_budget_is_for_the_later_ones(monkeypatch):
 
     tune_each.tune_each([1, 2, 3, 4], tune_one, lambda *both: both, budget=60.0)
     assert shares == pytest.approx([15.0, 55 / 3, 54 / 2, 54 / 2])
+
+
+def test_what_the_largest_extent_leaves_is_for_the_smaller_ones(monkeypatch):
+    """The largest is tuned first and does not fit: both others have half of the budget, in ascending order."""
+    shares = {}
+
+    def autotune(_path, *, budget, library, dims):
+        assert library == "onnxruntime"
+        shares[dims["sequence"]] = budget
+        if dims["sequence"] == 512:
+            raise cb.DoesNotFit("model.onnx", "cpu", 2**31, 2**30, "inference")
+        return one({1: 100.0}, instances=1, seconds_spent=budget)
+
+    monkeypatch.setattr(tune_each, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    monkeypatch.setattr(tune_each.tune, "autotune", autotune)
+    result = tune_each.autotune_extents("model.onnx", {"sequence": (32, 512, 128)}, budget=60.0)
+    assert (list(result.results), list(result.failed)) == ([32, 128], [512])
+    assert shares == {512: 20.0, 128: 30.0, 32: 30.0}
