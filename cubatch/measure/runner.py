@@ -168,9 +168,13 @@ class MemoryLook(TypedDict):
 
 
 class MemoryForecast(TypedDict):
-    """The `largest` batch size that fits, and `bytes`: pairs of a batch size and the predicted bytes of its step."""
+    """
+    The `largest` batch size that fits, None if unknown, and `bytes`.
 
-    largest: int
+    These are pairs of a batch size and the predicted bytes of its step.
+    """
+
+    largest: int | None
     bytes: list[tuple[int, int]]
 
 

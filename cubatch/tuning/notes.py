@@ -156,6 +156,10 @@ _TEXT: Mapping[str, str] = {
     "memory_held": "{message}",
     "memory_not_watched": ("memory_limit was not watched: no library that reports its memory is loaded and has a GPU."),
     "memory_not_bounded": "Memory was not bounded before measuring: {reason}.",
+    "largest_unknown": (
+        "The largest batch size that fits is unknown: the memory of a step could not be traced, and the sizes that ran "
+        "took too little of it. Raise max_batch_size or budget."
+    ),
     "memory_measured": "Memory was predicted from measured steps alone: {reason}.",
     # --- the device and its ranks
     "no_tensor_cores": "{device} has no Tensor Cores for {dtype}: values are stored in it, arithmetic is float32.",

@@ -230,9 +230,12 @@ def test_tensors_of_unknown_shape_are_not_taken_for_nothing(tmp_path):
     path = tmp_path / "gelu.onnx"
     onnx.save(helper.make_model(helper.make_graph(nodes, "g", [x], [out]), opset_imports=opsets, ir_version=8), path)
     result = cb.autotune(str(path), device="cpu", library="onnxruntime", budget=2.0, memory_limit="1GiB", store=False)
-    assert 1 < result.largest_batch_size < 2**30 // (3 * 64 * 4)
+    bytes_per_sample = 3 * 64 * 4  # the arena of ONNX Runtime grows by powers of two
+    assert result.largest_batch_size is None or 1 / 8 < result.largest_batch_size * bytes_per_sample / 2**30 < 1
     assert any("onnx infers no shape of z, an output of Gelu" in reason for reason in result.reasons)
-    assert set(statuses(cb.autotune(str(path), store=False, **ASKED)).values()) <= {"ok", "dropped", "not_run"}
+    few = cb.autotune(str(path), store=False, **ASKED)
+    assert set(statuses(few).values()) <= {"ok", "dropped", "not_run"}
+    assert few.largest_batch_size is None  # 4 samples of 768 bytes tell nothing of a million
 
 
 def test_a_tensor_without_elements_takes_nothing(tmp_path):

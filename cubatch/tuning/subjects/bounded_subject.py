@@ -165,15 +165,17 @@ class BoundedSubject(Subject):
         A batch size that ran keeps the prediction made just before. The largest is not raised above the proposed one,
         since no larger size may have been tried.
         """
-        remarks = ladder.facts.get("remarks", [])
+        remarks, notes = ladder.facts.get("remarks", []), list[Note]()
         if self._runner is not None:
             report = self._runner.report()
             remarks = report["remarks"]
             predicted = {row["batch_size"]: row["predicted_bytes"] for row in report["history"]}
             largest = ladder.largest
             if (forecast := report["forecast"]) is not None:
-                largest = forecast["largest"] or ladder.largest
-                if not request.batch_sizes:
+                largest = None if forecast["largest"] is None else forecast["largest"] or ladder.largest
+                if largest is None:
+                    notes.append(note("largest_unknown"))
+                elif not request.batch_sizes:
                     largest = min(size for size in (largest, ladder.largest) if size)
                 predicted = {**dict(forecast["bytes"]), **predicted}
             ladder = attrs.evolve(
@@ -181,7 +183,7 @@ class BoundedSubject(Subject):
                 facts={**ladder.facts, "remarks": remarks},
             )  # fmt: skip
             measured = attrs.evolve(measured, added=_predicted(measured.added, predicted))
-        return Revision(ladder=ladder, measured=measured, notes=[of_remark(remark) for remark in remarks])
+        return Revision(ladder=ladder, measured=measured, notes=[*notes, *map(of_remark, remarks)])
 
     def measure_loader(self, result: TuningResult, request: Request) -> LoaderRate | Note | None:
         """

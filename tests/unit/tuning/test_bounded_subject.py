@@ -100,6 +100,22 @@ class Learns(Bounded):
         return {"largest": self.memory_limit // each, "bytes": [[n, n * each] for n in (1, 64)]}
 
 
+class Rough(Learns):
+    """A session that cannot tell at last how large a batch may be."""
+
+    @property
+    def forecast(self):
+        return {**super().forecast, "largest": None}
+
+
+def test_a_largest_size_that_is_unknown_at_last_is_none(path):
+    """It is not the proposed one, and not memory has decided; a rerun answers alike."""
+    for _ in range(2):
+        result = tune(path, kib=64, make=Rough)
+        assert (result.largest_batch_size, result.largest_measured) == (None, 64)
+        assert result.decided_by != "memory"
+
+
 @pytest.mark.parametrize(("times", "largest"), [(2.0, 32), (0.5, 64)])
 def test_what_is_known_of_memory_at_last_is_told_and_nothing_larger_than_was_proposed(monkeypatch, times, largest):
     """Of 64 KiB: twice as much a sample halves the largest size; half as much adds none to what was proposed."""
