@@ -75,6 +75,17 @@ class Model(Learned):
         UnsupportedDtype: If the dtype has 16 bits, and neither kernels nor operations compute with them.
         InvalidArgument: If the other model is of another network or dtype. UnknownName, a subclass, if `experimental`
             has an unknown name.
+
+    Example:
+        >>> import math
+        >>> from cubatch.hardware import probe
+        >>> from cubatch.network import models
+        >>> with Model(models.build("mlp"), device=probe.device("cpu"), mode="training") as model:
+        ...     model.prepare(32)
+        ...     model.load_random()
+        ...     model.step()
+        ...     math.isfinite(model.loss())
+        True
     """
 
     def __init__(
