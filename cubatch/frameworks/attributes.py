@@ -289,9 +289,10 @@ def _is_plain(value: Any, known: Collection[int]) -> bool:
     """
     Return whether `_marks` may ignore an object: a number or text, a class or module, a callable, or a restored one.
 
-    `known` has the identities of the module's parts and tensors, which are restored.
+    Loggers are ignored too, as each refers to all others. `known` has the identities of the module's parts and tensors,
+    which are restored.
     """
-    return isinstance(value, _VALUES | type | ModuleType) or callable(value) or id(value) in known
+    return isinstance(value, _VALUES | type | ModuleType | logging.Logger) or callable(value) or id(value) in known
 
 
 def _items_of(value: Any) -> list[Any] | None:

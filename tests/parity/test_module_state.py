@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import gc
+import logging
 
 import pytest
 
@@ -376,16 +377,18 @@ class Settings(collections.UserDict):
 
 
 class Configured(nn.Sequential):
-    """Writes a setting when it is first called, as models of transformers do."""
+    """Writes a setting when it is first called, as models of transformers do, and logs."""
 
     def forward(self, x):
         self.kept[-1].kind = "regression"
+        self.log.getChild(f"of {len(x)} samples").debug("called")
         return super().forward(x)
 
 
 def test_objects_that_hold_no_batch_are_not_named():
-    """Tensors of the module that an object refers to are restored with the module."""
+    """Tensors of the module that an object refers to are restored with the module; a logger knows all others."""
     module = Configured(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    module.log = logging.getLogger("tests of the state of a module")
     module.kept = collections.UserList([module[0], module[0].weight, module[1].running_mean, [1.0], Settings()])
     found = cb.autotune_module(module, (4,), mode="training", device="cpu", batch_sizes=[2, 4], budget=20.0)
     assert not any("cannot be restored" in reason for reason in found.reasons)
