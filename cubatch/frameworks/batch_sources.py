@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from cubatch import user_code
@@ -57,6 +57,15 @@ def find(given: Any) -> Source | None:
         remedy = "Pass the object that it iterates over, such as the data loader itself."
         raise InvalidArgument(FIELD, f"an iterator, {type(given).__name__}", ALLOWED, remedy)
     return given if callable(given) else None
+
+
+def input_names(given: Any) -> list[str | int]:
+    """Return the argument `constant_inputs`, one name or position of an input or several, as a list."""
+    names = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    for name in names:
+        if not isinstance(name, str | int):
+            raise InvalidArgument("constant_inputs", name, "names or positions of inputs")
+    return names
 
 
 def load(name: str) -> Any:

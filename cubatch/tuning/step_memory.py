@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from cubatch import user_code
-from cubatch.checks import check_batch_size, check_optimizer, check_whole
+from cubatch.checks import check_batch_size, check_optimizer
 from cubatch.choices import Dtype, Library, Mode, ModuleOptimizer, Optimizer
 from cubatch.errors import CubatchError, DoesNotFit, InvalidArgument
 from cubatch.frameworks import batch_sources, module_source
@@ -284,12 +284,10 @@ def traced(spec: Any, batches: Any, kind: Mapping[str, Any]) -> Iterator[TorchMo
             spec = module_source.make(spec)
     if isinstance(batches, str):
         batches = batch_sources.load(batches)
-    names = kind["constant_inputs"]
-    accumulate = check_whole("accumulate", kind["accumulate"])
+    accumulate = check_batch_size(kind["accumulate"], "accumulate")
     if accumulate > 1 and kind["mode"] == "inference":
         raise InvalidArgument("accumulate", accumulate, "1 in inference", "Or pass mode='training'.")
-    constant = [names] if isinstance(names, str | int) else list(names)
-    options = {**kind, "accumulate": accumulate, "constant_inputs": constant}
+    options = {**kind, "accumulate": accumulate, "constant_inputs": batch_sources.input_names(kind["constant_inputs"])}
     module = TorchModule(spec, batches, **options)
     try:
         yield module

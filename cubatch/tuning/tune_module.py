@@ -166,7 +166,8 @@ def autotune_module(
     kind: dict[str, Any] = {
         "mode": mode, "loss": loss, "optimizer": optimizer, "autocast": _dtype_name(autocast),
         "channels_last": channels_last, "compiled": compile,
-        "accumulate": checks.check_whole("accumulate", accumulate), "constant_inputs": _names(constant_inputs),
+        "accumulate": checks.check_batch_size(accumulate, "accumulate"),
+        "constant_inputs": batch_sources.input_names(constant_inputs),
         "sizes": _drawn_sizes(request),
     }  # fmt: skip
     if mode == "inference" and accumulate > 1:
@@ -204,14 +205,6 @@ def _only(batches: Any, example_inputs: Any) -> Any:
         given = None if batches is None else "given with example_inputs, its older name"
         raise InvalidArgument("batches", given, batch_sources.ALLOWED)
     return example_inputs if batches is None else batches
-
-
-def _names(constant_inputs: Iterable[str | int]) -> list[str | int]:
-    names: list[str | int] = [constant_inputs] if isinstance(constant_inputs, str | int) else list(constant_inputs)
-    for name in names:
-        if not isinstance(name, str | int):
-            raise InvalidArgument("constant_inputs", name, "names or positions of inputs")
-    return names
 
 
 def _drawn_sizes(request: Request) -> list[int]:

@@ -11,6 +11,7 @@ import cubatch as cb
 
 torch = pytest.importorskip("torch")
 
+from cubatch.errors import InvalidArgument  # noqa: E402
 from cubatch.frameworks import loader_rate, module_worker  # noqa: E402
 from cubatch.frameworks.batch_sources import DataSetBatches  # noqa: E402
 from cubatch.frameworks.torch_inputs import Inputs  # noqa: E402
@@ -481,3 +482,21 @@ def test_an_output_without_a_row_for_each_sample_is_reported(mode, change, shape
     reported = [reason for reason in result.reasons if "without a row for each sample" in reason]
     assert [f"has shape {shape} for 6 samples" in reason for reason in reported] == [True] * bool(shape)
     assert not any("could not be traced" in reason for reason in result.reasons)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("constant_inputs", None), ("constant_inputs", [1.5]), ("accumulate", 2**31)]
+)
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda **asked: cb.autotune_module(torch.nn.Linear(4, 3), (4,), mode="training", **ASKED | asked),
+        lambda **asked: cb.footprint(torch.nn.Linear(4, 3), (4,), batch_size=2, mode="training", **asked),
+    ],
+    ids=["autotune_module", "footprint"],
+)
+def test_names_of_inputs_and_accumulated_batches_are_checked(function, field, value):
+    """Each is rejected by its name before a step is run or traced; 2^31 batches of gradients fit no result."""
+    with pytest.raises(InvalidArgument) as caught:
+        function(**{field: value})
+    assert caught.value.field == field
