@@ -833,7 +833,7 @@ def test_the_command_gives_the_footprint_and_the_largest_batch(named, monkeypatc
     asked = ["memory", "my_net:build", "--library", "torch", "--batches", "my_net:batches", "--device", "cpu"]
     asked += ["--optimizer", "my_net:adam", "--accumulate", "2", "--limit", "1MiB"]
     code, text, err = run(*asked, "--batch-size", "10", "--json", "-")
-    sizes = re.findall(r"cubatch: \d+ s, tracing a step of (\d+) samples for ", err)
+    sizes = re.findall(r"cubatch: \d+ s, tracing a step of ([\d ]+) samples for ", err)
     assert code == 0
     assert len(sizes) == len(err.splitlines()) == 2 * 5
     assert sizes[:3] == sizes[5:8] == ["10", "2", "16"]
