@@ -13,6 +13,7 @@ import numpy as np
 from cubatch.checks import check_whole
 from cubatch.errors import InvalidArgument, InvalidSpec, MissingDependency
 from cubatch.frameworks.torch_memory import Peaks
+from cubatch.network.importers.onnx_file import evaluated
 
 _BATCH = "batch"  # the name that a rewritten axis gets
 _PROBE = 1031  # a batch size that no other extent is likely to have
@@ -346,6 +347,7 @@ class OnnxGraph:
         `inferred` has the known (shape, bytes) of tensors by name.
         """
         constants, nodes, is_folded = self._constants(model.graph), [], False
+        opsets = {each.domain: each.version for each in model.opset_import}
         small = {name: shape for name, (shape, _) in inferred.items() if math.prod(shape) <= _LARGEST_SHAPE}
         for node in model.graph.node:
             names, inputs = [name for name in node.output if name], dict[str, np.ndarray[Any, Any]]()
@@ -353,9 +355,9 @@ class OnnxGraph:
                 inputs = {node.input[0]: np.broadcast_to(np.float32(0.0), inferred[node.input[0]][0])}
             elif constants.keys() >= {name for name in node.input if name}:
                 inputs = {name: constants[name] for name in node.input if name}
-            arrays = self._computed(model, node, inputs) if inputs and small.keys() >= set(names) else []
-            constants |= zip(names, arrays, strict=False)
-            tensors = [self._onnx.numpy_helper.from_array(*each) for each in zip(arrays, names, strict=False)]
+            arrays = evaluated(node, inputs, opsets) if inputs and small.keys() >= set(names) else {}
+            constants |= arrays
+            tensors = [self._onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
             made = [self._onnx.helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in tensors]
             nodes += made or [node]
             is_folded |= bool(made)
@@ -366,21 +368,6 @@ class OnnxGraph:
         del copy.graph.node[:]
         copy.graph.node.extend(nodes)
         return copy
-
-    def _computed(self, model: Any, node: Any, inputs: Mapping[str, np.ndarray[Any, Any]]) -> list[Any]:
-        """Return the outputs of a node of a model for these inputs, by onnx itself; none if it cannot compute them."""
-        from onnx.reference import ReferenceEvaluator
-
-        make = self._onnx.helper
-        try:
-            kinds = {name: make.np_dtype_to_tensor_dtype(array.dtype) for name, array in inputs.items()}
-            values = [make.make_tensor_value_info(name, kinds[name], array.shape) for name, array in inputs.items()]
-            results = [make.make_empty_tensor_value_info(name) for name in node.output if name]
-            graph = make.make_graph([node], "node", values, results)
-            alone = make.make_model(graph, opset_imports=model.opset_import)
-            return list(ReferenceEvaluator(alone).run(None, dict(inputs)))
-        except Exception:  # noqa: BLE001 - it raises any error, and the shape stays unknown
-            return []
 
     def _peak(self, batch_size: int) -> int:
         sizes = {name: num_bytes for name, (_, num_bytes) in self._inferred(batch_size).items()}

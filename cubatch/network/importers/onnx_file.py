@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,6 @@ def read(
     try:
         import onnx
         import onnx.inliner
-        import onnx.reference
         import onnx.shape_inference
     except ImportError as error:
         raise MissingDependency("onnx", "load_onnx", "onnx") from error
@@ -95,6 +95,21 @@ def read(
         raise InvalidSpec("ONNX file", str(path), f"a file that onnx can read ({error})") from error
     source = _Reader(onnx, model, path, input_shape, extents).source()
     return Builder(source, RULES, keep_opaque if opaque else None).network()
+
+
+def evaluated(node: Any, inputs: Mapping[str, Any], opsets: Mapping[str, int]) -> dict[str, Any]:
+    """Return the outputs of a node by name for inputs by name, as onnx computes them; empty if it cannot."""
+    from onnx import helper
+    from onnx.reference import ReferenceEvaluator
+
+    outputs = [name for name in node.output if name]
+    values = [[helper.make_empty_tensor_value_info(name) for name in names] for names in (inputs, outputs)]
+    graph = helper.make_graph([node], "node", *values)  # a bare node is evaluated by the newest operator version
+    try:
+        results = ReferenceEvaluator(graph, opsets=dict(opsets)).run(None, dict(inputs))
+    except Exception:  # noqa: BLE001 - it raises any error
+        return {}
+    return dict(zip(outputs, results, strict=True))
 
 
 class _Reader:
@@ -250,25 +265,12 @@ class _Reader:
             self._constants[node.output[0]] = self._constants[node.input[0]]
             self._trained[node.output[0]] = united(self._trained, node.input)
             return True
-        names = [name for name in node.output if name]
-        try:
-            run = self._onnx.reference.ReferenceEvaluator(self._alone(node, names), opsets=self._opsets)
-            results = run.run(None, {name: self._constants[name] for name in node.input if name})
-        except Exception:  # noqa: BLE001 - any error makes it a step, which is refused
-            return False
-        self._constants.update(zip(names, results, strict=True))
-        for name, array in zip(names, results, strict=True):
+        results = evaluated(node, {name: self._constants[name] for name in node.input if name}, self._opsets)
+        self._constants.update(results)
+        for name, array in results.items():
             own = _parameters(name, array)
             self._trained[name] = united(self._trained, node.input) if own and node.input else own
-        return True
-
-    def _alone(self, node: Any, outputs: list[str]) -> Any:
-        """Return a graph with this node only, since onnx evaluates a bare node by the newest operator version."""
-        helper = self._onnx.helper
-        values = [
-            [helper.make_empty_tensor_value_info(name) for name in names if name] for names in (node.input, outputs)
-        ]
-        return helper.make_graph([node], "constant", *values)
+        return bool(results)
 
     def _steps(self, node: Any) -> list[Step]:
         """Return the import steps of an ONNX node, one for each of its outputs in their order."""
