@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
+import operator
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -185,9 +187,10 @@ class DataSetBatches:
         Return the first samples of the data set, and record whether all have the same number of elements.
 
         Raises:
-            InvalidArgument: If the data set has no samples.
+            InvalidArgument: If the data set has no samples, or can be read only once: the loop would lack what is read.
         """
         began, samples, lengths, count = time.monotonic(), list[Any](), set[int](), 0
+        before = self._positions()
         for sample in itertools.islice(self._all(), _MOST_UNEVEN):
             samples.append(sample)
             lengths.add(length := num_elements(sample))
@@ -196,26 +199,34 @@ class DataSetBatches:
             if is_enough or time.monotonic() - began > _MOST_SECONDS:
                 break
         self.is_even = len(lengths) <= 1
+        if any(before.get(key, position) != position for key, position in self._positions().items()):
+            raise self._read_once()
         if not samples:
             raise InvalidArgument(FIELD, "a data set without samples", "one with a sample at least")
         return samples
 
     def _all(self) -> Iterator[Any]:
-        """
-        Return an iterator over the samples.
-
-        Raises:
-            InvalidArgument: If an iterable has one iterator for all iterations: what is read here, a loop would lack.
-        """
         if not self._is_iterable:
             places = range(len(self._data_set)) if self._places is None else self._places()
             return (self._data_set[place] for place in places)
         iterators: list[Iterator[Any]] = [iter(self._data_set), iter(self._data_set)]
         if iterators[0] is iterators[1] is not self._data_set:
-            given = f"a {type(self._data_set).__name__} that can be read only once: its iterator is always the same one"
-            remedy = "Make the iterator in __iter__, or pass a function from a batch size to inputs."
-            raise InvalidArgument(FIELD, given, "a data set that starts over with each iteration", remedy)
+            raise self._read_once()
         return iterators[1]
+
+    def _positions(self) -> dict[int, Any]:
+        """Return, by identity, how far generators and iterators of Python in attributes of an iterable data set are."""
+        values = getattr(self._data_set, "__dict__", {}).values() if self._is_iterable else ()
+        held = [each for each in values if isinstance(each, Iterator) and type(each).__module__ == "builtins"]
+        return {
+            id(each): inspect.getgeneratorstate(each) if inspect.isgenerator(each) else operator.length_hint(each)
+            for each in held
+        }
+
+    def _read_once(self) -> InvalidArgument:
+        given = f"a {type(self._data_set).__name__} that can be read only once: its iterator is always the same one"
+        remedy = "Make the iterator in __iter__, or pass a function from a batch size to inputs."
+        return InvalidArgument(FIELD, given, "a data set that starts over with each iteration", remedy)
 
 
 class LoaderBatches(DataSetBatches):

@@ -212,7 +212,7 @@ def test_a_loader_is_used_as_a_training_loop_does(monkeypatch):
     assert max(m.batch_size for m in result.measurements) == 40
     assert {length for n, length in named_modules_seen if n > 4} == {7}
     assert texts.read == 40
-    assert any("40 samples" in reason for reason in result.reasons)
+    assert any("samples in it: 40" in reason for reason in result.reasons)
 
 
 @pytest.mark.parametrize("size", [32, 512])
@@ -328,6 +328,22 @@ def test_a_data_set_that_can_be_read_only_once_is_refused_unread(given):
     assert caught.value.field == "batches"
     assert len(list(once.rows)) == 60
     assert cb.autotune_module(nn.Linear(6, 2), given(Once(restarts=True)), **ASKED).recommended
+
+
+class Continued(Once):
+    """Makes an iterator for each iteration, which continues with the rows that are left."""
+
+    def __iter__(self):
+        if self.restarts:
+            self.rows = iter(torch.rand(60, 6))
+        yield from self.rows
+
+
+def test_a_data_set_that_continues_where_it_was_is_refused():
+    """Its second iteration begins with other samples, or has none."""
+    with pytest.raises(cb.InvalidArgument, match="Continued that can be read only once"):
+        Inputs.of(Continued(restarts=False), torch.float32)
+    assert Inputs.of(Continued(restarts=True), torch.float32).batch_size == 16
 
 
 class Image:
