@@ -192,8 +192,8 @@ def test_the_json_of_kernels_is_as_documented(tmp_path):
         ("`cubatch bench`", "bench gemm --m 64 --n 64 --k 64 --device t4 --dry-run"),
         ("`devices`, `models`, `layers`", "devices"),
         ("`devices`, `models`, `layers`", "layers relu"),
-        ("`store list`, `show`, `clear`", "store list --store none.db"),
-        ("`store list`, `show`, `clear`", "store clear --all --store none.db"),
+        ("`store list`, `show`, `clear`", "store list --store empty.db"),
+        ("`store list`, `show`, `clear`", "store clear --all --store empty.db"),
     ],
 )
 def test_the_json_of_a_command_has_the_documented_keys(row, command, tmp_path, monkeypatch):
@@ -201,6 +201,7 @@ def test_the_json_of_a_command_has_the_documented_keys(row, command, tmp_path, m
     monkeypatch.chdir(tmp_path)
     example = json_of("result") | {"mode": "inference"}
     (tmp_path / "tuned.json").write_text(json.dumps(example), encoding="utf-8")
+    (tmp_path / "empty.db").touch()
     with pytest.raises(SystemExit) as ended:
         app([*command.split(), "--json", "out.json"], prog_name="cubatch")
     assert not ended.value.code
