@@ -108,7 +108,7 @@ def decide(
     elif is_listed and (edge is not None or reach == max(by_size)):
         limit = "batch_sizes"
     else:
-        limit = "max_batch_size" if edge is None and _is_near(reach, max(by_size)) else None
+        limit = "max_batch_size" if edge is None and is_near(reach, max(by_size)) else None
     return Decision(limit, top, reach, edge)
 
 
@@ -139,7 +139,7 @@ def _edge(larger: Sequence[Fate], top: int, limit: tuple[int, str] | None) -> tu
     The result is None if there is neither a limit nor a failure.
     """
     failure = next((fate.batch_size for fate in larger if fate.batch_size > top and fate.status in _FAILED), None)
-    if failure is None or (limit is not None and (limit[0] < failure or _is_near(top, limit[0]))):
+    if failure is None or (limit is not None and (limit[0] < failure or is_near(top, limit[0]))):
         return limit
     return failure, FAILURE
 
@@ -170,8 +170,9 @@ def _is_met(ran: int, edge: int, by_size: Mapping[int, Fate], multiple: int) -> 
     failed = by_size.get(edge)
     has_failed = failed is not None and (failed.status == "out_of_memory" or failed.breaks_latency)
     is_next = ran // multiple == (edge - 1) // multiple and not any(ran < n < edge for n in by_size)
-    return _is_near(ran, edge) or (has_failed and is_next)
+    return is_near(ran, edge) or (has_failed and is_next)
 
 
-def _is_near(ran: int, edge: int) -> bool:
+def is_near(ran: int, edge: int) -> bool:
+    """Return whether a limit is within 2 % or 1 of a size that ran."""
     return edge - ran <= max(1, NEAR_SHARE * ran)

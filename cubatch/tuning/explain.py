@@ -24,7 +24,7 @@ from cubatch.measure.stopping import MIN_ROUNDS
 from cubatch.network.passes import Pass
 from cubatch.search.posterior import Posterior
 from cubatch.tuning.anchors import Anchor
-from cubatch.tuning.decision import FAILURE, Decision
+from cubatch.tuning.decision import FAILURE, Decision, is_near
 from cubatch.tuning.forecast_record import Forecast, PassShare, alike
 from cubatch.tuning.results import NOISY_SHARE, BatchSizeResult, Measurement, TuningResult
 from cubatch.tuning.sharpen import Sharpened
@@ -403,7 +403,8 @@ def _floor(result: TuningResult) -> list[str]:
     timed = {n: m.latency_seconds for n, m in result.sizes.items() if m.latency_seconds is not None}
     lowest = min(timed.values(), default=0.0)
     flat = list(itertools.takewhile(lambda n: timed[n] <= (1 + _FLOOR_SHARE) * lowest, timed))
-    if not flat or flat[-1] < 2 * flat[0]:
+    widths = (result.sizes[n].half_width or 0.0 for n in flat)
+    if not flat or flat[-1] < 2 * flat[0] or max(widths) > _FLOOR_SHARE:
         return []
     same = f"Up to {flat[-1]} samples, a batch takes about the same time ({format_seconds(lowest)})"
     return [f"{same}: smaller batches leave the device idle."]
@@ -490,7 +491,7 @@ def _limit(result: BatchSizeResult, decision: Decision, outcomes: Outcomes = _NO
         return _untried(result, outcomes)
     if limit == "max_batch_size":
         given, top = result.limits.get("max_batch_size"), max(decision.reach, decision.top)
-        what = "max_batch_size" if given else "The data set, multiple_of or divides"
+        what = "max_batch_size" if given and is_near(top, given) else "The data set, multiple_of or divides"
         return [f"{what} is the limit: sizes above {top} were not allowed and may be faster."]
     if limit == "batch_sizes":
         return [_listed(result, decision)] if len(result.sizes) > 1 else []
@@ -533,7 +534,7 @@ def _listed(result: BatchSizeResult, decision: Decision) -> str:
     n, top = result.batch_size or 0, decision.top
     refused = next((m.batch_size for m in result.sizes.values() if m.batch_size > top and m.status in _REFUSED), None)
     if refused is not None:
-        return f"batch_sizes is the limit: it has nothing between {top} and {refused}, which was refused."
+        return f"batch_sizes is the limit: it has nothing between {top} and {refused}, which exceeds a limit."
     return f"batch_sizes is the limit: it has nothing above {max(n, decision.reach)}; a larger size may be faster."
 
 

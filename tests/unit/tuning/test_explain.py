@@ -142,6 +142,13 @@ def test_batches_that_cost_the_same_time_are_said_from_twice_the_smallest_on(
     assert any("takes about the same time" in reason for reason in result.reasons) == said
 
 
+def test_noise_is_no_floor() -> None:
+    """Steps of 2 samples take 0.8 to 1.5 s: they may differ from the 1 s of one by more than a tenth."""
+    found = answer_of({1: [1.0] * 7, 2: [1.5, 0.8, 1.5, 0.8, 1.1, 1.1, 1.1]}, goal=Goal(objective="latency"))
+    assert (found.sizes[2].half_width or 0.0) > 0.1
+    assert not any("about the same time" in reason for reason in found.reasons)
+
+
 def test_a_tie_far_behind_with_a_wide_interval_is_called_too_noisy_to_tell() -> None:
     """Paired rounds hold 128 possible, its median is 40 % behind: it stays in tied_with, and is no equal in words."""
     noise = [1.0, 3.0, 1.0, 3.0, 1.3, 1.4, 1.0]
@@ -241,9 +248,9 @@ def test_a_size_with_timings_is_not_listed_without_a_result() -> None:
     assert [8.0 in numbers(text) for text in cut.reasons] == [True, False]
 
 
-@pytest.mark.parametrize(("given", "named"), [(16, True), (None, False)])
+@pytest.mark.parametrize(("given", "named"), [(16, True), (64, False), (None, False)])
 def test_an_argument_that_was_not_given_is_no_limit(given: int | None, *, named: bool) -> None:
-    """Without max_batch_size sizes end by the data set, `multiple_of` or `divides`."""
+    """Below max_batch_size, or without it, sizes end by the data set, `multiple_of` or `divides`."""
     setting = {"limits": {"max_batch_size": given}}
     found = explained.measured(steady((8, 1.0), (16, 1.5)), setting=setting, largest_allowed=16)
     assert found.decided_by == "max_batch_size"
