@@ -213,34 +213,6 @@ def test_what_is_not_restored_is_noticed(held, change):
     assert changed(held, change) == {"held"}
 
 
-class MakesParts(torch.nn.Module):
-    """Makes a part and a parameter when it is first called, and keeps what its part gives."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer, self.given = torch.nn.Linear(2, 2), collections.UserList()
-
-    def forward(self, x):
-        if not hasattr(self, "late"):
-            self.late, self.bias = torch.nn.Linear(2, 2), torch.nn.Parameter(torch.zeros(2))
-        self.given.append(self.late(self.layer(x)) + self.bias)
-        return self.given[-1]
-
-
-def test_parts_made_in_a_first_step_are_made_of_data():
-    """Those of the walk without data are gone before a real step, and those of real steps once all were made."""
-    from torch._subclasses import FakeTensor
-
-    import cubatch as cb
-
-    module = MakesParts()
-    cb.autotune_module(module, (2,), batch_sizes=[2, 4], budget=1.0)
-    assert not isinstance(module.given[-1], FakeTensor)
-    assert [name for name, _ in module.named_parameters()] == ["layer.weight", "layer.bias"]
-    assert not hasattr(module, "late")
-    module(torch.ones(3, 2)).sum().backward()
-
-
 def test_parts_and_parameters_that_a_step_replaced_are_put_back():
     """Also one that it took away: the module has the parts and parameters that it had, in their order."""
     module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))

@@ -204,14 +204,3 @@ def test_ranks_look_without_compiling_and_time_what_they_compile():
     assert [(remark["code"], remark["values"]["count"]) for remark in runner.remarks] == [("compiled", 1)]
     runner.prepare(12)
     assert runner.compile_seconds == 0
-
-
-@pytest.mark.usefixtures("_one_rank")
-def test_ranks_run_no_step_uncompiled():
-    """PyTorch compiles a function eight times; the ninth size is rejected."""
-    runner = ranked(Specialized())
-    limit = torch._dynamo.config.recompile_limit
-    for size in range(2, 2 + limit):
-        runner.prepare(size)
-    with pytest.raises(InvalidArgument, match="compile"):
-        runner.prepare(2 + limit)

@@ -24,24 +24,6 @@ def drawn(example, batch_size):
     return random_like(torch.Generator().manual_seed(0), "cpu")(example, (batch_size, *example.shape[1:]))
 
 
-class Tagger(nn.Module):
-    """Gives its loss on labels, of which those of padding are -100, as PyTorch's cross entropy has it."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Embedding(10, 5)
-
-    def forward(self, ids, labels):
-        return {"loss": nn.functional.cross_entropy(self.table(ids).flatten(0, 1), labels.flatten())}
-
-
-def test_labels_of_padding_are_drawn_as_they_are():
-    """Between -100 and the classes lies no label: a step raised at every size."""
-    example = {"ids": torch.arange(8).reshape(2, 4), "labels": torch.tensor([[1, 2, -100, -100], [3, 4, 0, -100]])}
-    found = cb.autotune_module(Tagger(), example, mode="training", **ASKED)
-    assert {m.status for m in found.measurements} <= {"ok", "dropped"}
-
-
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.uint8, torch.uint16, torch.bool])
 def test_integers_and_booleans_are_the_examples_samples_in_its_order(dtype):
     """Of two samples the first half of a batch is the first one, and an odd one more of the first."""
@@ -50,26 +32,6 @@ def test_integers_and_booleans_are_the_examples_samples_in_its_order(dtype):
     assert (made.dtype, made.tolist()) == (dtype, example[[0, 0, 0, 1, 1]].tolist())
     assert drawn(example, 2).tolist() == example.tolist()
     assert drawn(example[:1], 3).tolist() == example[[0, 0, 0]].tolist()
-
-
-class Particular(nn.Module):
-    """Takes what real batches are: all there, or as many hidden in each sample, with lengths in falling order."""
-
-    def forward(self, x, there, hidden, lengths, labels):
-        if not isinstance(x, torch._subclasses.FakeTensor):
-            assert bool(there.all())
-            assert labels.tolist() == hidden[:, 0].tolist()
-            x = x[~hidden].reshape(len(x), 2, x.shape[-1])
-        return nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True).data
-
-
-def test_samples_of_integers_and_booleans_stay_whole_and_together():
-    """Elements drawn one by one failed at nearly every size, or had another kernel of attention timed."""
-    x = torch.randn(3, 4, 5)
-    hidden = torch.tensor([[1, 1, 0, 0], [0, 1, 0, 1], [1, 0, 0, 1]]).bool()
-    example = (x, torch.ones(3, 4).bool(), hidden, torch.tensor([2, 2, 1]), hidden[:, 0].long())
-    found = cb.autotune_module(Particular(), example, device="cpu", batch_sizes=[1, 2, 5, 8], budget=60.0)
-    assert {m.status for m in found.measurements} <= {"ok", "dropped"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
@@ -164,17 +126,6 @@ def test_a_mapping_that_takes_no_other_items_becomes_a_dict(kind):
     assert (type(batch), batch["x"].shape, example["x"].shape) == (dict, (7,), (2, 3))
 
 
-class ReadsAttributes(nn.Linear):
-    def forward(self, batch):
-        return super().forward(batch.x)
-
-
-def test_a_module_reads_its_batch_by_attributes():
-    """As models do of what a tokenizer gives: every size raised, since a plain dict has none."""
-    found = cb.autotune_module(ReadsAttributes(3, 2), (Batch(x=torch.zeros(2, 3)),), **ASKED)
-    assert {m.status for m in found.measurements} <= {"ok", "dropped"}
-
-
 class Force(nn.Linear):
     """Gives the derivative of an energy by positions, as force fields do, and notes what it was called with."""
 
@@ -199,41 +150,6 @@ def test_inputs_require_a_gradient_where_those_of_the_example_do(mode):
     assert all(tensor.requires_grad and tensor.is_leaf for called in module.called for tensor in called)
     assert set(module.gradients) == {(None, None)}
     assert positions.grad is box.grad is None
-
-
-def test_no_graph_is_made_in_inference_of_inputs_that_require_no_gradient():
-    """What is timed is inference mode, as before."""
-    modes = collections.UserList()
-    module = nn.Linear(3, 2)
-    module.register_forward_hook(lambda *_: modes.append(torch.is_inference_mode_enabled()))
-    cb.autotune_module(module, torch.randn(2, 3), **ASKED)
-    assert set(modes) == {True}
-
-
-class Forces(nn.Module):
-    """Returns the gradient of an energy, as models of molecules do, in inference too."""
-
-    def __init__(self):
-        super().__init__()
-        self.energy = nn.Linear(3, 1)
-
-    def forward(self, positions):
-        with torch.enable_grad():
-            positions = positions.detach().requires_grad_()
-            return torch.autograd.grad(self.energy(positions).square().sum(), positions)[0]
-
-
-def test_a_module_that_differentiates_by_itself_is_timed_in_inference():
-    """Its own enable_grad works under no_grad, in which such loops run, but not in inference mode."""
-    found = cb.autotune_module(Forces(), torch.randn(2, 3), **ASKED)
-    assert {m.status for m in found.measurements} <= {"ok", "dropped"}
-    assert found.measurements[0].predicted_peak_bytes is not None
-
-
-def test_an_example_without_data_is_refused():
-    """Batches are drawn like it, and of a tensor on meta nobody knows what it holds."""
-    with pytest.raises(cb.InvalidArgument, match="tensors with data"):
-        cb.autotune_module(nn.Linear(3, 4), torch.zeros(2, 3, device="meta"), budget=1)
 
 
 class Layer:

@@ -135,18 +135,6 @@ def test_what_is_said_of_sizes_that_did_not_run_is_what_is_known_at_last(on_devi
     assert [m.predicted_peak_bytes for m in result.measurements][-1] == pytest.approx(takes(2000), rel=0.01)
 
 
-def test_a_size_that_was_asked_for_and_is_not_sure_is_refused(on_device):
-    """By the walk it fits; smaller sizes are stepped first, and say that it does not: over_limit, and never run."""
-    module = Sized()
-    takes = on_device(module, 0, 2 * MIB)
-    limit = takes(100)
-    result = tuned(module, budget=60.0, memory_limit=limit, batch_sizes=[4, 120])
-    assert {m.batch_size: m.status for m in result.measurements} == {4: "ok", 120: "over_limit"}
-    refused = result.measurements[1]
-    assert "which was not tried" in refused.stop_reason
-    assert max(module.sizes) <= 100
-
-
 def test_a_size_that_only_scatter_keeps_from_running_names_what_helps(on_device):
     """A module of 60 MiB ran at 1 and 2 samples in the user's process, where a worker can run 48."""
     module = Sized()

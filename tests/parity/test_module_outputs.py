@@ -73,22 +73,6 @@ def test_an_optimiser_that_asks_for_a_closure_is_refused_by_its_name():
         cb.autotune_module(Head(lambda t: t), (3,), mode="training", optimizer=torch.optim.LBFGS, **ASKED)
 
 
-class Moved(Head):
-    """Adds a second input to the first one's result."""
-
-    def forward(self, x, moves):
-        return super().forward(x) + moves.sum()
-
-
-@pytest.mark.parametrize(("rows", "is_told"), [(4, False), (2, True)])
-def test_an_input_that_no_batch_size_changes_is_told_of(rows, is_told):
-    """Four rows where the first input has four are samples; two may be a table, or a mistake."""
-    inputs = torch.zeros(4, 3), torch.zeros(rows, 7)
-    found = cb.autotune_module(Moved(lambda t: t), inputs, **ASKED)
-    assert ("moves of shape (2, 7) did not grow" in found.reasons[0]) == is_told
-    assert found.recommended != is_told
-
-
 def test_an_exported_module_is_tuned_and_one_of_a_fixed_batch_is_refused():
     """Its mode cannot be set; one that holds the batch of the export runs at no other, and the error has the remedy."""
     x, module = torch.rand(4, 3), nn.Linear(3, 2).eval()

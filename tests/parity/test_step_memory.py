@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 import sys
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -81,6 +80,8 @@ def test_the_total_is_what_the_tensors_of_a_real_step_take(name, mode):
     """
     Of PyTorch's allocations in training with Adam and in inference; the module stays as it was.
 
+    All activations belong to its submodules, also where layers are computed again; next to none to the module itself.
+
     A hundredth is left for what operations take inside.  Convolutions and LSTM on a CPU take more inside (here up to
     four times the tensors), in inference also attention and a bag of embeddings: theirs is a lower bound.
     """
@@ -92,6 +93,10 @@ def test_the_total_is_what_the_tensors_of_a_real_step_take(name, mode):
     assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
     assert all(parameter.grad is None for parameter in module.parameters())
     assert found.total == found.weights + found.inputs + found.gradients + found.optimizer + found.activations
+    assert sum(found.by_submodule.values()) == found.activations
+    assert found.by_submodule.keys() <= dict(module.named_modules()).keys()
+    if name in {"text encoder", "T5", "checkpointed"}:
+        assert found.by_submodule.get("", 0) <= 0.05 * found.activations
     real = real_peak(make, batches, training=mode == "training")
     assert found.total <= 1.01 * real
     if name not in TAKES_MORE_INSIDE[mode]:
@@ -340,19 +345,6 @@ def test_activations_are_those_of_the_submodules_that_made_them():
     assert list(found.by_submodule.values()) == sorted(found.by_submodule.values(), reverse=True)
 
 
-@pytest.mark.parametrize("mode", ["inference", "training"])
-@pytest.mark.parametrize("name", ["text encoder", "T5", "checkpointed", "U-Net", "tied", "lstm"])
-def test_every_activation_belongs_to_a_submodule_of_the_module(name, mode):
-    """In both passes, also where layers are computed again; next to none is of the module itself."""
-    make, batches = MODULES[name]
-    module = make()
-    found = cb.footprint(module, batches, batch_size=24, **adam(mode))
-    assert sum(found.by_submodule.values()) == found.activations
-    assert set(found.by_submodule) <= set(dict(module.named_modules()))
-    if name in {"text encoder", "T5", "checkpointed"}:
-        assert found.by_submodule.get("", 0) <= 0.05 * found.activations
-
-
 def test_gradients_in_the_backward_pass_belong_to_the_layer_that_they_are_of():
     """At the peak there are the output of tanh, its gradient by layer 2, and the gradient of its input by tanh."""
     module = nn.Sequential(nn.Linear(8, 400), nn.Tanh(), nn.Linear(400, 8))
@@ -495,26 +487,6 @@ def test_a_module_on_the_meta_device_is_predicted_as_its_twin_on_the_cpu(make, b
     assert (taken, most, forecast.seconds) == wanted
 
 
-class Sampling(nn.Module):
-    """Generates until a word ends all texts, as Transformers does."""
-
-    def __init__(self):
-        super().__init__()
-        self.model = language_model()
-
-    def forward(self, words):
-        return self.model.generate(words, max_new_tokens=500, pad_token_id=0)
-
-
-def test_a_loop_that_data_end_is_refused_soon():
-    """A trace, without data, would not end; the error names the remedy."""
-    began = time.process_time()
-    with pytest.raises(InvalidArgument, match="fixed number of rounds") as caught:
-        cb.footprint(Sampling(), lambda n: (tokens(n, 8),), batch_size=8)
-    assert caught.value.field == "module"
-    assert time.process_time() - began < 40
-
-
 class Continuing(nn.Module):
     """Reads a word after those that a cache has the keys and values of."""
 
@@ -637,14 +609,6 @@ def test_a_submodule_may_be_replaced_by_a_function():
         cb.footprint(module, (8,), batch_size=100)
     found = cb.footprint(module, (8,), batch_size=100, opaque={"1": lambda x: x * 2})
     assert found.total == 4 * (72 + 3 * 800)
-
-
-@pytest.mark.parametrize("opaque", [{"nowhere": 1}, {"first": "text"}, {"first": -1}, {"first": True}, [1]])
-def test_an_invalid_value_of_opaque_is_rejected(opaque):
-    """Names of no part, and values that are neither a function nor bytes."""
-    with pytest.raises(InvalidArgument) as caught:
-        cb.footprint(Scaling(), (64,), opaque=opaque)
-    assert caught.value.field == "opaque"
 
 
 class Skipping(Nested):
@@ -881,6 +845,10 @@ def test_the_command_compares_devices_for_a_module(named, monkeypatch, capfd):
         (("mlp",), {"optimizer": "adam"}, "optimizer"),
         ((nn.Linear(8, 2), (8,)), {"optimizer": "adam"}, "optimizer"),
         ((Reading(), (8,)), {}, "module"),
+        *(
+            ((Scaling(), (64,)), {"opaque": each}, "opaque")
+            for each in ({"nowhere": 1}, {"first": -1}, {"first": True}, [1])
+        ),
     ],
 )
 def test_what_does_not_apply_is_rejected(arguments, options, field):

