@@ -1,11 +1,13 @@
-"""Small networks as ONNX files, for tests of `library=\"onnxruntime\"`."""
+"""ONNX files: small networks that PyTorch exports, and graphs written node by node."""
 
 from __future__ import annotations
 
 import warnings
 
+import numpy as np
 import pytest
 
+onnx = pytest.importorskip("onnx")
 torch = pytest.importorskip("torch")
 nn = torch.nn
 SHAPE = (3, 16, 16)
@@ -51,4 +53,16 @@ def export(module, path, example, *, is_open=True):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(module.eval(), (example,), str(path), dynamic_shapes=sizes, verbose=False)
+    return path
+
+
+def written(path, nodes, inputs, outputs="y", *, opset=17, domain="com.microsoft", **arrays):
+    """Write a file of nodes, with inputs as {name: (type, shape)}, outputs of floats and arrays; return its path."""
+    make, types = onnx.helper, onnx.TensorProto
+    values = [make.make_tensor_value_info(name, getattr(types, kind), shape) for name, (kind, shape) in inputs.items()]
+    results = [make.make_tensor_value_info(name, types.FLOAT, None) for name in outputs.split()]
+    constants = [onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items()]
+    graph = make.make_graph(nodes, "made", values, results, constants)
+    opsets = [make.make_opsetid("", opset), make.make_opsetid(domain, 1)]
+    onnx.save(make.make_model(graph, opset_imports=opsets), path)
     return path

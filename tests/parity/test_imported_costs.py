@@ -7,6 +7,7 @@ import pytest
 
 from cubatch import from_torch, load_onnx
 from tests.parity import torchvision_models as zoo
+from tests.parity.onnx_files import written
 
 onnx = pytest.importorskip("onnx")
 torch, nn = zoo.torch, zoo.torch.nn
@@ -117,13 +118,7 @@ def test_what_a_file_computes_of_arrays_has_their_parameters(case, tmp_path):
 
 def of_a_file(path, nodes, constants, shape):
     """Read a file of some nodes from x to y."""
-    graph = helper.make_graph(
-        nodes, "hand", [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
-        [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()],
-    )  # fmt: skip
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)]), path)
-    return load_onnx(path, opaque=True)
+    return load_onnx(written(path, nodes, {"x": ("FLOAT", shape)}, opset=23, **constants), opaque=True)
 
 
 def test_attention_in_one_node_of_a_file_has_its_flop(tmp_path):

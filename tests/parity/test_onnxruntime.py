@@ -23,7 +23,7 @@ from cubatch.errors import InvalidArgument, InvalidSpec  # noqa: E402
 from cubatch.frameworks import heap, onnxruntime_runner  # noqa: E402
 from cubatch.frameworks.onnx_graph import OnnxGraph  # noqa: E402
 from cubatch.tuning import store as results  # noqa: E402
-from tests.parity.onnx_files import SHAPE, Flattened, OfWords, Small, export  # noqa: E402
+from tests.parity.onnx_files import SHAPE, Flattened, OfWords, Small, export, written  # noqa: E402
 
 ASKED = {"device": "cpu", "library": "onnxruntime", "batch_sizes": [2, 4], "budget": 20.0}
 UNIT = 2.0**-24  # of float32
@@ -129,20 +129,14 @@ def test_a_reshape_that_fixes_the_batch_is_named(files):
 
 def test_samples_that_a_reshape_would_mix_are_not_run(tmp_path):
     """A softmax over the whole batch: its results grow with the batch all the same, and are none of the file's."""
-    make = onnx.helper
+    make = onnx.helper.make_node
     nodes = [
-        make.make_node("Reshape", ["x", "one"], ["row"], name="to_row"),
-        make.make_node("Softmax", ["row"], ["shares"]),
-        make.make_node("Reshape", ["shares", "rows"], ["y"], name="to_rows"),
-    ]
-    values = [make.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 4]) for name in "xy"]
-    shapes = {"one": [1, -1], "rows": [-1, 4]}
-    constants = [make.make_tensor(name, onnx.TensorProto.INT64, [2], shape) for name, shape in shapes.items()]
-    graph = make.make_graph(nodes, "mixes", values[:1], values[1:], constants)
-    model = make.make_model(graph, opset_imports=[make.make_opsetid("", 17)], ir_version=9)
-    onnx.save(model, str(tmp_path / "mixes.onnx"))
+        make("Reshape", ["x", "one"], ["row"], name="to_row"), make("Softmax", ["row"], ["shares"]),
+        make("Reshape", ["shares", "rows"], ["y"], name="to_rows"),
+    ]  # fmt: skip
+    path = written(tmp_path / "mixes.onnx", nodes, {"x": ("FLOAT", [1, 4])}, one=[1, -1], rows=[-1, 4])
     with pytest.raises(InvalidSpec, match=r"Reshape 'to_row' of shape \[1, -1\]"):
-        cb.autotune(tmp_path / "mixes.onnx", store=False, **ASKED)
+        cb.autotune(path, store=False, **ASKED)
 
 
 def opened(path, target):
@@ -219,16 +213,11 @@ def test_what_a_step_reads_is_there_as_long_as_the_step(files, monkeypatch):
 
 def test_tensors_of_unknown_shape_are_not_taken_for_nothing(tmp_path):
     """Of ONNX Runtime's own operators onnx infers none: measured steps bound the memory, and the tensor is named."""
-    helper, floats = onnx.helper, onnx.TensorProto.FLOAT
+    make = onnx.helper.make_node
     nodes = [
-        helper.make_node("Relu", ["x"], ["y"]),
-        helper.make_node("Gelu", ["y"], ["z"], domain="com.microsoft"),
-        helper.make_node("Relu", ["z"], ["out"]),
-    ]
-    x, out = (helper.make_tensor_value_info(name, floats, ["batch", 64]) for name in ("x", "out"))
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    path = tmp_path / "gelu.onnx"
-    onnx.save(helper.make_model(helper.make_graph(nodes, "g", [x], [out]), opset_imports=opsets, ir_version=8), path)
+        make("Relu", ["x"], ["y"]), make("Gelu", ["y"], ["z"], domain="com.microsoft"), make("Relu", ["z"], ["out"]),
+    ]  # fmt: skip
+    path = written(tmp_path / "gelu.onnx", nodes, {"x": ("FLOAT", ["batch", 64])}, "out")
     result = cb.autotune(str(path), device="cpu", library="onnxruntime", budget=2.0, memory_limit="1GiB", store=False)
     bytes_per_sample = 3 * 64 * 4  # the arena of ONNX Runtime grows by powers of two
     assert result.largest_batch_size is None or 1 / 8 < result.largest_batch_size * bytes_per_sample / 2**30 < 1
@@ -240,16 +229,13 @@ def test_tensors_of_unknown_shape_are_not_taken_for_nothing(tmp_path):
 
 def test_a_tensor_without_elements_takes_nothing(tmp_path):
     """Resize's roi, as PyTorch wrote it at opset 11: two inputs of 3 x 8 x 8 floats, results of four times that."""
-    helper, floats = onnx.helper, onnx.TensorProto.FLOAT
+    roi = onnx.helper.make_tensor("", onnx.TensorProto.FLOAT, [0], [])
     nodes = [
-        helper.make_node("Constant", [], ["roi"], value=helper.make_tensor("", floats, [0], [])),
-        helper.make_node("Resize", ["x", "roi", "scales"], ["y"]),
+        onnx.helper.make_node("Constant", [], ["roi"], value=roi),
+        onnx.helper.make_node("Resize", ["x", "roi", "scales"], ["y"]),
     ]
-    x, y = (helper.make_tensor_value_info(name, floats, ["batch", 3, n, n]) for name, n in (("x", 8), ("y", 16)))
-    scales = helper.make_tensor("scales", floats, [4], [1, 1, 2, 2])
-    graph = helper.make_graph(nodes, "resized", [x], [y], [scales])
-    path = tmp_path / "resized.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=8), path)
+    scales = np.float32([1, 1, 2, 2])
+    path = written(tmp_path / "r.onnx", nodes, {"x": ("FLOAT", ["batch", 3, 8, 8])}, opset=11, scales=scales)
     assert OnnxGraph(path).peaks().at(2) == 4 * (4 + 2 * 5 * 3 * 8 * 8)
 
 
@@ -287,41 +273,6 @@ def test_dims_give_the_extent_of_another_open_axis(files, tmp_path):
             cb.autotune(path, store=False, dims=wrong, **ASKED)
     with pytest.raises(InvalidArgument, match="dims"):
         cb.autotune("mlp", store=False, dims={"height": 16}, device="cpu", batch_sizes=[2])
-
-
-@pytest.mark.parametrize("others", [{}, {"steps": 5}])
-def test_a_batch_that_is_not_axis_0_is_found_by_its_name(tmp_path, others):
-    """Recurrent networks take time first; the time may be open too."""
-    path, steps = tmp_path / "rnn.onnx", next(iter(others), 5)
-    helper, types = onnx.helper, onnx.TensorProto
-    draw = np.random.default_rng(0).standard_normal
-    weights = {"w": draw((1, 16, 8)), "r": draw((1, 16, 4))}
-    node = helper.make_node("LSTM", ["x", *weights], ["y"], hidden_size=4)
-    x = helper.make_tensor_value_info("x", types.FLOAT, [steps, "batch_size", 8])
-    y = helper.make_tensor_value_info("y", types.FLOAT, None)
-    arrays = [onnx.numpy_helper.from_array(each.astype("float32"), name) for name, each in weights.items()]
-    graph = helper.make_graph([node], "rnn", [x], [y], arrays)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
-    (value,) = OnnxGraph(path, others).inputs
-    assert value.extents(3) == (5, 3, 8)
-    result = cb.autotune(path, store=False, dims=others, **ASKED)
-    assert all(measured.timings_seconds for measured in result.measurements)
-    # Inputs and outputs only: 5 steps of 8 and 4 floats per sample.
-    weight_bytes = 4 * sum(each.size for each in weights.values())
-    assert OnnxGraph(path, others).peaks().at(64) == weight_bytes + 4 * 5 * 64 * (8 + 4)
-
-
-def written(path, nodes, inputs, output, **weights):
-    """Write a file of nodes, of inputs by name with type and shape, and of arrays; return its path."""
-    make, types = onnx.helper, onnx.TensorProto
-    values = [make.make_tensor_value_info(name, getattr(types, kind), shape) for name, (kind, shape) in inputs.items()]
-    results = [make.make_tensor_value_info(name, types.FLOAT, None) for name in output.split()]
-    arrays = [onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items()]
-    made = make.make_model(
-        make.make_graph(nodes, "made", values, results, arrays), opset_imports=[make.make_opsetid("", 17)]
-    )
-    onnx.save(made, path)
-    return path
 
 
 def repeated(path):
@@ -386,6 +337,18 @@ RECURRENT = {"w": np.ones((1, 16, 8), "float32"), "r": np.ones((1, 16, 4), "floa
 def recurrent(path, shape, *more, **others):
     node = onnx.helper.make_node("LSTM", ["x", *RECURRENT, *more], ["y"], hidden_size=4)
     return written(path, [node], {"x": ("FLOAT", shape), **others}, "y", **RECURRENT)
+
+
+@pytest.mark.parametrize("others", [{}, {"steps": 5}])
+def test_a_batch_that_is_not_axis_0_is_found_by_its_name(tmp_path, others):
+    """Recurrent networks take time first; the time may be open too."""
+    path = recurrent(tmp_path / "rnn.onnx", [next(iter(others), 5), "batch_size", 8])
+    (value,) = OnnxGraph(path, others).inputs
+    assert value.extents(3) == (5, 3, 8)
+    result = cb.autotune(path, store=False, dims=others, **ASKED)
+    assert all(measured.timings_seconds for measured in result.measurements)
+    # Inputs and outputs only: 5 steps of 8 and 4 floats per sample, and the weights.
+    assert OnnxGraph(path, others).peaks().at(64) == 4 * (16 * 8 + 16 * 4) + 4 * 5 * 64 * (8 + 4)
 
 
 def test_a_batch_that_a_recurrent_layer_reads_as_time_is_refused(tmp_path):
@@ -480,18 +443,14 @@ def test_an_open_axis_without_a_name_is_fixed_by_the_whole_shape(files, tmp_path
 
 def test_an_input_whose_first_axis_has_another_name_holds_no_batch(tmp_path):
     """It is an open axis like any other; under the batch's own name it is the batch."""
-    make = onnx.helper
-    for name, told in {"batch": None, "rows": "--dim rows=N"}.items():
-        shapes = {"x": ["batch", 4], "z": [name, 4]}
-        values = [make.make_tensor_value_info(each, onnx.TensorProto.FLOAT, shape) for each, shape in shapes.items()]
-        result = make.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["batch", 4])
-        graph = make.make_graph([make.make_node("Add", ["x", "z"], ["y"])], "two", values, [result])
-        onnx.save(make.make_model(graph, opset_imports=[make.make_opsetid("", 17)]), str(tmp_path / "two.onnx"))
-        if told is None:
-            assert [each.batch_axis for each in OnnxGraph(tmp_path / "two.onnx").inputs] == [0, 0]
-        else:
-            with pytest.raises(InvalidSpec, match=told):
-                OnnxGraph(tmp_path / "two.onnx")
+    nodes = [onnx.helper.make_node("Add", ["x", "z"], ["y"])]
+    same, other = (
+        written(tmp_path / f"{name}.onnx", nodes, {"x": ("FLOAT", ["batch", 4]), "z": ("FLOAT", [name, 4])})
+        for name in ("batch", "rows")
+    )
+    assert [each.batch_axis for each in OnnxGraph(same).inputs] == [0, 0]
+    with pytest.raises(InvalidSpec, match="--dim rows=N"):
+        OnnxGraph(other)
 
 
 def test_what_is_no_file_of_onnx_is_refused(tmp_path):
@@ -537,10 +496,6 @@ def test_an_output_that_is_no_tensor_of_numbers_is_named(tmp_path, kind):
 
 def test_an_input_of_text_is_named(tmp_path):
     """sklearn-onnx#125: the words of a table are no numbers, and NumPy calls their type "object"."""
-    helper, types = onnx.helper, onnx.TensorProto
-    words = helper.make_tensor_value_info("words", types.STRING, ["batch", 1])
-    node = helper.make_node("Identity", ["words"], ["same"])
-    graph = helper.make_graph([node], "g", [words], [helper.make_tensor_value_info("same", types.STRING, ["batch", 1])])
-    onnx.save(helper.make_model(graph), tmp_path / "words.onnx")
+    nodes = [onnx.helper.make_node("Identity", ["words"], ["y"])]
     with pytest.raises(InvalidSpec, match=r"input words is of float32, .*, not text"):
-        OnnxGraph(tmp_path / "words.onnx")
+        OnnxGraph(written(tmp_path / "words.onnx", nodes, {"words": ("STRING", ["batch", 1])}))
