@@ -203,14 +203,12 @@ def test_a_target_that_is_divided_badly_is_warned_of(recommends_eight, tmp_path)
         loop.fit(Counter(), datamodule=Data())
 
 
-def test_a_loader_that_does_not_read_the_batch_size_is_told_of(tmp_path, monkeypatch):
-    """What was found would have no effect, and nobody would notice."""
-    pair = result_of(measurements=[measurement(1, 0.01), measurement(8, 0.01)], batch_size=8, decided_by="plateau")
-    monkeypatch.setattr(CubatchBatchSizeFinder, "_tuned", lambda *_: pair)
-    model, data = Counter(), Data()
+def test_a_loader_that_does_not_read_the_batch_size_is_told_of(recommends_eight, tmp_path, monkeypatch):
+    """The recommendation would have no effect without a word."""
+    data = Data()
     monkeypatch.setattr(data, "train_dataloader", lambda: Data()._loader())
     with pytest.warns(UserWarning, match="A data loader's batch size is 2, not the 8 found: make it of batch_size"):
-        trainer(tmp_path, CubatchBatchSizeFinder(**SHORT), limit_val_batches=0).fit(model, datamodule=data)
+        trainer(tmp_path, CubatchBatchSizeFinder(**SHORT)).fit(Counter(), datamodule=data)
 
 
 @pytest.mark.parametrize("call", ["validate", "test", "predict"])
@@ -236,15 +234,6 @@ def test_it_refuses_what_lightnings_refuses(tmp_path):
         trainer(tmp_path, CubatchBatchSizeFinder(batch_arg_name="size")).fit(Counter(), datamodule=Data())
 
 
-def test_a_module_that_optimises_by_hand_is_refused_and_left_as_it_was(tmp_path):
-    """What it does in a step nobody else knows; the error names the way on."""
-    model = Counter()
-    model.automatic_optimization = False
-    with pytest.raises(InvalidArgument, match="time them with autotune_callable"):
-        trainer(tmp_path, CubatchBatchSizeFinder(**SHORT)).fit(model, datamodule=Data())
-    assert "log" not in vars(model)
-
-
 @pytest.mark.parametrize("name", ["target_batch_size", "max_batch_size"])
 @pytest.mark.parametrize("size", [0, 2.5, "64"])
 def test_sizes_are_checked_where_the_callback_is_made(size, name):
@@ -259,12 +248,6 @@ class DrawsItself(Counter):
 
     def training_step(self, dataloader_iter):
         return self._loss(next(dataloader_iter)[0])
-
-
-def test_a_step_that_draws_its_batches_is_refused(tmp_path):
-    """Batches of other sizes could not be given to it."""
-    with pytest.raises(InvalidArgument, match=r"training_step.*dataloader_iter"):
-        trainer(tmp_path, CubatchBatchSizeFinder(**SHORT)).fit(DrawsItself(), datamodule=Data())
 
 
 class Follows(Counter):
@@ -343,15 +326,6 @@ def test_a_step_is_what_lightnings_loop_makes_of_it(tmp_path):
     assert all(model.was_eval)
 
 
-def test_a_module_that_trains_nothing_is_refused_by_name(tmp_path):
-    """Lightning goes on without an optimiser."""
-    model = Counter()
-    model.configure_optimizers = lambda: None
-    fit = trainer(tmp_path, CubatchBatchSizeFinder(**SHORT)).fit
-    with pytest.raises(InvalidArgument, match=r"configure_optimizers.*trainer\.validate"):
-        fit(model, datamodule=Data())
-
-
 def test_a_dry_run_of_lightnings_finds_nothing(tmp_path):
     """As Lightning's finder: fast_dev_run runs a single batch of whatever size there is."""
     data, finder = Data(), CubatchBatchSizeFinder(**SHORT)
@@ -381,17 +355,8 @@ class TakesPairs(Counter):
         return self.net(torch.cat([images for (images,) in batch.values()])).square().mean()
 
 
-def test_loaders_of_unlike_batch_sizes_are_refused(tmp_path):
-    """Both sizes follow the one that is looked for, and seven samples of eight would not have grown with it."""
-    fit = trainer(tmp_path, CubatchBatchSizeFinder(**SHORT), limit_val_batches=0).fit
-    with pytest.raises(InvalidArgument, match=r"batch_size must be the same of all data loaders.*4 and 28.*callable"):
-        fit(TakesPairs(), datamodule=Pairs(7))
-
-
-def test_loaders_of_one_batch_size_are_taken(tmp_path, monkeypatch):
-    """A batch is as many samples of each, so one number says its size."""
-    pair = result_of(measurements=[measurement(1, 0.01), measurement(8, 0.01)], batch_size=8, decided_by="plateau")
-    monkeypatch.setattr(CubatchBatchSizeFinder, "_tuned", lambda *_: pair)
+def test_loaders_of_one_batch_size_are_taken(recommends_eight, tmp_path):
+    """A batch has as many samples of each, so one number is its size."""
     data = Pairs(1)
     with pytest.warns(UserWarning, match="data loaders were not measured"):
         trainer(tmp_path, CubatchBatchSizeFinder(**SHORT), limit_val_batches=0).fit(TakesPairs(), datamodule=data)
@@ -450,16 +415,35 @@ class Finished:
         return len(self.loader)
 
 
-def test_finished_batches_of_more_rows_than_the_loaders_batch_size_are_refused(tmp_path):
-    """Nobody knows how many of their rows belong to a sample."""
+def finished(self):
+    return Finished(self._loader())
 
-    def loader(self):
-        return Finished(self._loader())
 
-    views = type("Views", (Data,), {"on_before_batch_transfer": two_views, "train_dataloader": loader})()
-    fit = trainer(tmp_path, CubatchBatchSizeFinder(**SHORT), limit_val_batches=0).fit
-    with pytest.raises(InvalidArgument, match=r"axis 0 .* at most 2, the batch size of the data loader, got 4\. Time"):
-        fit(Counter(), datamodule=views)
+REFUSED = {
+    "optimizes by hand": (Counter, {"automatic_optimization": False}, Data, "time them with autotune_callable"),
+    "draws its batches": (DrawsItself, {}, Data, r"training_step.*dataloader_iter"),
+    "trains nothing": (Counter, {"configure_optimizers": lambda: None}, Data, r"configure_optimizers.*\.validate"),
+    "loaders of unlike sizes": (
+        TakesPairs, {}, lambda: Pairs(7), r"batch_size must be the same of all data loaders.*4 and 28.*callable",
+    ),
+    "finished batches of more rows than samples": (
+        Counter, {},
+        type("Views", (Data,), {"on_before_batch_transfer": two_views, "train_dataloader": finished}),
+        r"axis 0 .* at most 2, the batch size of the data loader, got 4\. Time",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_tuned_is_refused_and_left_as_it_was(case, tmp_path):
+    """The error names what prevents the search, and another way."""
+    make, changed, data, match = REFUSED[case]
+    model = make()
+    for name, value in changed.items():
+        setattr(model, name, value)
+    with pytest.raises(InvalidArgument, match=match):
+        trainer(tmp_path, CubatchBatchSizeFinder(**SHORT), limit_val_batches=0).fit(model, datamodule=data())
+    assert "log" not in vars(model)
 
 
 class Graphs(Data):
@@ -527,28 +511,33 @@ def test_tensors_that_do_not_hold_the_batch_are_to_be_named(tmp_path):
 
 
 class Prepares(Counter):
-    """Makes what its steps need in the hooks before them, and changes a parameter there."""
+    """Makes in one hook what the next ones need, in Lightning's order, and changes a parameter in the last."""
+
+    def on_fit_start(self):
+        self.was_prepared, self.scale = hasattr(self, "scale"), torch.tensor(0.5)
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return batch[0] * self.scale, batch[1]
 
     def on_train_start(self):
         super().on_train_start()
-        self.was_prepared, self.begun = hasattr(self, "begun"), True
+        self.weight = 2 * self.scale
 
     def on_train_epoch_start(self):
-        self.outs = []
+        self.outs = [self.weight]
 
     def on_train_batch_start(self, batch, batch_idx):
         super().on_train_batch_start(batch, batch_idx)
-        self.weight = torch.ones(())
+        self.begun = self.outs[0]
         with torch.no_grad():
             self.net[-1].bias.add_(1)
 
     def training_step(self, batch, batch_idx):
-        self.outs.append(self.begun)
-        return self._loss(batch) * self.weight
+        return self._loss(batch) * self.begun
 
 
 def test_hooks_before_a_first_step_make_what_it_needs_and_leave_nothing(tmp_path):
-    """Steps ran at no size without them; Lightning's own start finds the parameters and attributes of before."""
+    """Steps ran at no size without them; Lightning's own start meets the parameters and attributes of before."""
     model, finder = Prepares(), CubatchBatchSizeFinder(**SHORT)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     trainer(tmp_path, finder, limit_val_batches=0).fit(model, datamodule=Data())
@@ -577,28 +566,3 @@ def test_weights_that_a_hook_swaps_in_before_validation_are_put_back(tmp_path):
     trainer(tmp_path, finder).validate(model, datamodule=Data())
     assert finder.result.mode == "inference"
     assert all(map(torch.equal, model.parameters(), before))
-
-
-class Fitted(Counter):
-    """Makes in one hook what the next ones need, in Lightning's order."""
-
-    def on_fit_start(self):
-        self.was_fitted, self.scale = hasattr(self, "scale"), torch.tensor(0.5)
-
-    def on_after_batch_transfer(self, batch, dataloader_idx):
-        return batch[0] * self.scale, batch[1]
-
-    def on_train_start(self):
-        super().on_train_start()
-        self.weight = 2 * self.scale
-
-    def training_step(self, batch, batch_idx):
-        return self._loss(batch) * self.weight
-
-
-def test_the_hook_before_fit_comes_first(tmp_path):
-    """Lightning calls a module's own after the callbacks': others raised for want of what it makes."""
-    model, finder = Fitted(), CubatchBatchSizeFinder(**SHORT)
-    trainer(tmp_path, finder, limit_val_batches=0).fit(model, datamodule=Data())
-    assert all_ran(finder)
-    assert not model.was_fitted

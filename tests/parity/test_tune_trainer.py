@@ -146,13 +146,16 @@ def test_a_timed_step_clips_gradients_and_uses_the_optimizer_of_the_trainer(tmp_
     assert stepped == {torch.optim.AdamW}
 
 
-@pytest.mark.parametrize("name", ["target_batch_size", "max_batch_size"])
-@pytest.mark.parametrize("size", [0, 2.5, "64", True])
-def test_a_target_and_a_largest_size_are_checked(tmp_path, size, name):
-    """Each is a whole number of samples, and none is replaced by another number."""
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [*((name, each) for name in ("target_batch_size", "max_batch_size") for each in (0, 2.5, "64", True)),
+     *((each, "mine") for each in ("loader", "accumulate", "mode", "loss", "optimizer"))],
+)  # fmt: skip
+def test_an_option_that_is_no_number_or_the_trainers_own_is_rejected(tmp_path, name, value):
+    """The error names the option."""
     with pytest.raises(InvalidArgument) as caught:
-        tune_trainer(make(tmp_path), **{name: size})
-    assert caught.value.field == name
+        tune_trainer(make(tmp_path), **{name: value})
+    assert (caught.value.field, caught.value.value) == (name, value)
 
 
 def test_datasets_without_a_length_set_no_limit(tmp_path):
@@ -188,14 +191,6 @@ def test_timed_batches_are_made_of_the_samples_of_the_trainer(tmp_path):
     real = [ids for ids in timed if type(ids) is torch.Tensor and len(ids) in TWO["batch_sizes"]]
     assert {len(ids) for ids in real} == set(TWO["batch_sizes"])
     assert all((ids.diff() % 32 == 1).all() for ids in real)
-
-
-@pytest.mark.parametrize("name", ["loader", "accumulate", "mode", "loss", "optimizer"])
-def test_options_that_the_trainer_has_are_rejected(tmp_path, name):
-    """The error names the option."""
-    with pytest.raises(InvalidArgument) as caught:
-        tune_trainer(make(tmp_path), **{name: "mine"})
-    assert (caught.value.field, caught.value.value) == (name, "mine")
 
 
 def test_random_generators_of_the_user_are_restored(tmp_path):
