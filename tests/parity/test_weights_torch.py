@@ -89,14 +89,15 @@ def step(module, x, labels, *, disturb=False):
     ("name", "extent", "learns"),
     [
         ("alexnet", 224, True), ("vgg16", 64, False), ("googlenet", 64, True), ("resnet18", 64, True),
-        ("resnet50", 64, False), ("mobilenet-v3-large", 64, True),
+        ("resnet50", 64, False), ("mobilenet-v3-large", 64, True), ("resnet34", 32, False), ("resnet101", 32, False),
+        ("densenet121", 32, False), ("efficientnet-b0", 64, False), ("convnext-tiny", 64, False),
     ],
 )  # fmt: skip
 def test_a_network_with_torchvisions_weights_computes_and_learns_what_torchvisions_does(name, extent, learns):
     """
     Outputs, the loss and the gradient of every parameter in float64, on the same float32 weights and images.
 
-    Two networks, all of whose kinds of layers others have, have no gradients here: they would take the most time.
+    Networks that would take the most time have no gradients here: others have their kinds of layers.
 
     Bound: a sum of k terms errs by about sqrt(k) u in the mean and by k u at worst, in whatever order, u the unit
     roundoff: sqrt(k), of the longest sum, lies between two orders. What errors of DISTURBED in the outputs of layers
@@ -153,9 +154,9 @@ class Block(torch.nn.Module):
 
 
 class VisionTransformer(torch.nn.Module):
-    """DeiT-Tiny with timm's names (Touvron et al., 2021, arXiv:2012.12877), for images of 32 x 32."""
+    """A vision transformer with timm's names (Touvron et al., 2021, arXiv:2012.12877), for images of 32 x 32."""
 
-    def __init__(self, width=192, heads=3, depth=12, tokens=5, classes=10):
+    def __init__(self, width, heads, depth=12, tokens=5, classes=10):
         super().__init__()
         nn = torch.nn
         self.patch_embed = nn.ModuleDict({"proj": nn.Conv2d(3, width, 16, 16)})
@@ -170,21 +171,22 @@ class VisionTransformer(torch.nn.Module):
         return self.head(self.norm(self.blocks(x))[:, 0])
 
 
-def test_weights_with_timms_names_are_those_of_our_vision_transformers():
+@pytest.mark.parametrize(("name", "width", "heads"), [("deit-tiny", 192, 3), ("vit-small", 384, 6)])
+def test_weights_with_timms_names_are_those_of_our_vision_transformers(name, width, heads):
     """By the layers' definitions in float64 the network with a module's state dict puts out what the module does."""
     torch.manual_seed(0)
-    module = VisionTransformer()
+    module = VisionTransformer(width, heads)
     for parameter in module.parameters():  # no zeros and ones that hide what is left out
         torch.nn.init.normal_(parameter, std=0.1)
-    network = cb.from_state_dict(models.build("deit-tiny", input_shape=(32, 32, 3), classes=10), module.state_dict())
+    network = cb.from_state_dict(models.build(name, input_shape=(32, 32, 3), classes=10), module.state_dict())
     x = zoo.images((3, 32, 32), SAMPLES)
     with torch.no_grad():
         rough, exact = (
             module.to(dtype)(torch.tensor(x, dtype=dtype)).double().numpy() for dtype in (torch.float32, torch.float64)
         )
-    growth = 2 * math.sqrt(4 * 192) * UNIT_ROUNDOFF["float64"] / UNIT_ROUNDOFF["float32"]  # as above
+    growth = 2 * math.sqrt(4 * width) * UNIT_ROUNDOFF["float64"] / UNIT_ROUNDOFF["float32"]  # as above
     bound = growth * np.abs(rough - exact).max()
-    assert_within(zoo.outputs(network, x).reshape(SAMPLES, -1), exact, bound, label="deit-tiny")
+    assert_within(zoo.outputs(network, x).reshape(SAMPLES, -1), exact, bound, label=name)
     state = cb.to_state_dict(network)
     assert state.keys() == module.state_dict().keys()
     assert all(np.array_equal(state[key], tensor.float().numpy()) for key, tensor in module.state_dict().items())

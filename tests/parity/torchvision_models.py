@@ -40,6 +40,8 @@ def build(name, classes=10):
                 part.running_var.uniform_(0.5, 1.5, generator=draw)
                 part.weight.uniform_(0.5, 1.5, generator=draw)
                 part.bias.normal_(0, 0.3, generator=draw)
+            if hasattr(part, "layer_scale"):  # 1e-6 as it begins: then a block is nothing
+                part.layer_scale.normal_(generator=draw)
     return module
 
 
