@@ -180,14 +180,6 @@ class Words(nn.Module):
         return self.net(ids)
 
 
-def test_a_function_that_returns_loaders_is_refused_with_the_way_on():
-    """A loader of n samples a batch is what makes batches, not a batch."""
-    data = torch.utils.data.TensorDataset(torch.zeros(8, 3))
-    with pytest.raises(cb.InvalidArgument, match="Pass a data loader itself") as caught:
-        cb.autotune_module(torch.nn.Linear(3, 2), lambda n: torch.utils.data.DataLoader(data, batch_size=n))
-    assert caught.value.field == "batches"
-
-
 def test_a_function_that_rejects_some_sizes_is_called_at_later_ones_and_no_more_than_needed():
     """Three batches suffice: that of 8192 samples is not made."""
     made = []
@@ -371,24 +363,6 @@ def test_the_batch_of_a_loader_is_a_list_and_the_error_says_so():
     assert cb.autotune_module(nn.Linear(3, 2), tuple(batch), **asked).recommended
 
 
-def test_bad_batches_are_named():
-    """A function that raises, inputs that do not grow, a loss that needs targets, a list that may be two things."""
-    with pytest.raises(cb.InvalidArgument, match=r"batches must be .*ZeroDivisionError"):
-        cb.autotune_module(nn.Linear(3, 2), lambda _: 1 / 0, **ASKED)
-    with pytest.raises(cb.InvalidArgument, match="that grow with the batch size"):
-        cb.autotune_module(nn.Linear(3, 2), lambda _: torch.zeros(4, 3), **ASKED)
-    with pytest.raises(cb.InvalidArgument, match="from_numpy"):
-        cb.autotune_module(nn.Linear(3, 2), lambda n: torch.zeros(n, 3).numpy(), **ASKED)
-    with pytest.raises(cb.InvalidArgument, match="from_numpy"):  # not a data set of four samples
-        cb.autotune_module(nn.Linear(3, 2), torch.zeros(4, 3).numpy(), **ASKED)
-    with pytest.raises(cb.InvalidArgument, match=r"\(images, labels\)"):
-        cb.autotune_module(nn.Linear(3, 2), (3,), mode="training", loss=nn.CrossEntropyLoss(), **ASKED)
-    with pytest.raises(cb.InvalidArgument, match=r"a list of 2 tensors, which are the samples.*tuple\(batch\)"):
-        cb.autotune_module(nn.Linear(3, 2), ([torch.zeros(4, 3), torch.zeros(4, 3)],), **ASKED)
-    with pytest.raises(cb.InvalidArgument, match="batches must be a function"):
-        cb.autotune_module(nn.Linear(3, 2), **ASKED)
-
-
 class Causal(nn.Module):
     """Attention with a mask of [L, L] and a temperature."""
 
@@ -432,13 +406,21 @@ class Ignores(nn.Module):
         (lambda _: None, r"from batch size 4 to 16: of type NoneType'. Make them of as many samples"),
         (iter(data.DataLoader(torch.ones(8, 3))), r"an iterator, _Single.*Pass the object that it iterates over"),
         (data.DataLoader([torch.ones(n) for n in range(1, 9)]), "a data loader whose samples .*collate_fn that pads"),
+        (lambda n: data.DataLoader(data.TensorDataset(torch.zeros(8, 3)), batch_size=n), "Pass a data loader itself"),
+        (lambda _: 1 / 0, "ZeroDivisionError"),
+        (lambda _: torch.zeros(4, 3), "that grow with the batch size"),
+        (([torch.zeros(4, 3), torch.zeros(4, 3)],), r"a list of 2 tensors, which are the samples.*tuple\(batch\)"),
+        (None, "batches must be a function"),
+        (lambda n: torch.zeros(n, 3).numpy(), "from_numpy"),
+        (torch.zeros(4, 3).numpy(), "from_numpy"),  # not a data set of four samples
     ],
 )
 def test_batches_that_cannot_be_used_are_named_with_a_remedy(batches, match):
     """A remedy about arrays, or the class in which cubatch reads samples, would mislead."""
     with pytest.raises(cb.InvalidArgument, match=match) as caught:
         cb.autotune_module(nn.Linear(3, 2), batches, mode="training", loss=nn.MSELoss(), **ASKED)
-    assert "from_numpy" not in str(caught.value)
+    assert caught.value.field == "batches"
+    assert ("from_numpy" in str(caught.value)) == (match == "from_numpy")
 
 
 @pytest.mark.parametrize("loss", [None, nn.CrossEntropyLoss()])

@@ -169,7 +169,9 @@ def test_an_image_is_as_high_as_wide_as_it_was_said(run, model):
 def test_random_inputs_of_a_function_are_one_question(run, model, tmp_path):
     """Drawn alike each time: the second command answers from the store."""
     asked = [*TORCH[:-1], "--store", str(tmp_path / "store.sqlite3"), "--example-inputs", "of_users:sentence"]
-    assert run("tune", model, *asked)[0] == 0
+    code, out, err = run("tune", model, *asked, "--json", "-")
+    assert code == 0, err
+    assert {row["batch_size"] for row in json.loads(out)["measurements"] if row["timings_seconds"]} == {2, 4}
     torch.rand(7)
     assert "Answered from the store" in " ".join(run("tune", model, *asked)[1].split())
 
@@ -194,21 +196,6 @@ def test_a_constant_input_is_named_by_an_option(run, model, given):
     assert (json.loads(out)["batch_size"] is not None) == bool(given)
 
 
-@pytest.mark.parametrize("model", ["of_users:network"], indirect=True)
-def test_a_network_of_ours_is_not_sent_to_pytorch(run, model):
-    """Though the file imports it."""
-    code, _, err = run("tune", model, "--device", "cpu", "--batch-sizes", "1,2", "--budget", "1", "--no-store")
-    assert (code, "--library torch" in err) == (0, False)
-
-
-@pytest.mark.parametrize("model", ["of_users:words"], indirect=True)
-def test_what_a_module_is_called_with_may_be_the_users(run, model):
-    """A function named by --example-inputs gives tokens by keyword."""
-    code, out, err = run("tune", model, "--example-inputs", "of_users:sentence", *TORCH, "--json", "-")
-    assert code == 0, err
-    assert {row["batch_size"] for row in json.loads(out)["measurements"] if row["timings_seconds"]} == {2, 4}
-
-
 @pytest.mark.parametrize("model", ["of_users:build"], indirect=True)
 @pytest.mark.parametrize(
     ("options", "named"),
@@ -225,20 +212,6 @@ def test_what_a_module_is_called_with_may_be_the_users(run, model):
         ([*SHAPE, "--example-inputs", "of_users:sentence"], "--example-inputs is for --library torch, not auto"),
         ([*SHAPE, "--constant-inputs", "0"], "--constant-inputs is for --library torch, not auto"),
         ([*SHAPE, "--accumulate", "2"], "--accumulate is for --library torch, not auto"),
-    ],
-    ids=[
-        "nothing",
-        "both",
-        "recompute",
-        "isolate",
-        "tf32",
-        "no function",
-        "raises",
-        "no height",
-        "one number",
-        "another library",
-        "constant elsewhere",
-        "accumulated elsewhere",
     ],
 )
 def test_an_option_that_is_not_for_pytorch_is_refused(run, model, options, named):
@@ -276,18 +249,22 @@ def test_a_shape_of_other_axes_is_told_where_a_step_is_traced(run, model, comman
     assert "--input-shape 3,16,12 means H,W,C: height 3, width 16, 12 channels" in " ".join(err.split())
 
 
-def test_a_model_that_names_no_function_is_told_before_its_inputs(run):
-    """Shapes would help nobody: a network by name and a spec file are no modules."""
-    code, _, err = run("tune", "resnet18", *TORCH)
-    assert code == 2
-    assert "package.module:name of a function, got resnet18" in " ".join(err.split())
+@pytest.mark.parametrize(
+    ("named", "told"),
+    [("resnet18", "package.module:name of a function, got resnet18"), ("a.onnx", "use --library onnx")],
+)
+def test_a_model_that_is_no_module_is_refused_before_its_inputs(run, named, told):
+    """Shapes would not help: a network by name is no module, and PyTorch runs no ONNX file."""
+    code, _, err = run("tune", named, *TORCH)
+    assert (code, told in " ".join(err.split())) == (2, True)
 
 
-def test_an_onnx_file_is_sent_to_what_runs_it(run):
-    """Whatever else is missing: PyTorch has no way to run it."""
-    code, _, err = run("tune", "model.onnx", *TORCH)
-    assert code == 2
-    assert "use --library onnxruntime" in " ".join(err.split())
+@pytest.mark.parametrize(("model", "told"), [("of_users:build", True), ("of_users:network", False)], indirect=["model"])
+def test_pytorchs_own_steps_are_advised_for_a_module_alone(run, model, told):
+    """Who names a PyTorch module may want them; a file with a network of cubatch's only imports PyTorch."""
+    shape = SHAPE if told else ()
+    code, _, err = run("tune", model, *shape, "--device", "cpu", "--batch-sizes", "1,2", "--budget", "1", "--no-store")
+    assert (code, "--library torch" in err) == (0, told)
 
 
 @pytest.mark.parametrize("model", ["of_users:unsaid"], indirect=True)
@@ -300,15 +277,6 @@ def test_what_building_a_module_raised_is_told_with_its_line(run, model):
     assert f"MODELmustbeafunctionthatcanbeimportedandcalledwithoutarguments,got'{model}'" in err
     assert f"ItraisedKeyError:'nosentence',at{Path.cwd()}/of_users.py:{line}." in err
     assert "autotune_module" not in err
-
-
-@pytest.mark.parametrize("model", ["of_users:build"], indirect=True)
-def test_that_our_engine_runs_a_module_is_told_with_the_other_way(run, model):
-    """Who names a PyTorch module may well want PyTorch's own steps."""
-    code, _, err = run("tune", model, *SHAPE, "--device", "cpu", "--batch-sizes", "1,2", "--budget", "1", "--no-store")
-    assert code == 0
-    assert "of_users:build" in err
-    assert "--library torch" in err
 
 
 @pytest.mark.parametrize("model", ["of_users:scanned"], indirect=True)

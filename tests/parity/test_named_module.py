@@ -124,31 +124,27 @@ def test_timings_of_another_allocator_are_refused(place, nothing_runs, monkeypat
     assert {before, after} == {"MALLOC_MMAP_MAX_=0", "MALLOC_MMAP_MAX_=65536"}
 
 
-def test_the_store_finds_the_same_tensors_again(place, nothing_runs):
-    """Equal inputs make one question, however they were made; other whole numbers, which batches hold, are another."""
-    for ids in (torch.tensor([[1, 2]]), torch.arange(1, 3).reshape(1, 2), torch.tensor([[1, 3]])):
+IMAGE = torch.randn(2, 3, 8, 8)
+EQUAL = {
+    "whole numbers": (
+        "of_words", 2,
+        [{"ids": ids} for ids in (torch.tensor([[1, 2]]), torch.arange(1, 3).reshape(1, 2), torch.tensor([[1, 3]]))],
+    ),
+    "random floats": (
+        "small", 4, [(x,) for x in (IMAGE, -IMAGE, IMAGE[:1], IMAGE.double(), IMAGE.clone().requires_grad_())],
+    ),
+    "floats of every batch": ("small", 2, [(IMAGE, torch.tensor(limit)) for limit in (0.5, 0.7, 0.5)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", EQUAL)
+def test_the_store_finds_equal_inputs_again(place, nothing_runs, case):
+    """What every batch holds asks by its values; what is drawn for each batch by its shape, dtype and gradient."""
+    build, num_runs, examples = EQUAL[case]
+    for inputs in examples:
         with pytest.raises(KeyboardInterrupt):
-            cb.autotune_module(f"{HERE}:of_words", {"ids": ids}, store=place / "store.sqlite3", **ASKED)
-    assert len(results.list_runs(place / "store.sqlite3")) == 2
-
-
-def test_the_store_finds_random_inputs_again(place, nothing_runs):
-    """Their values are drawn anew for each batch; what is asked by other shapes, dtypes and gradients is another."""
-    examples = [torch.randn(2, 3, 8, 8), torch.randn(2, 3, 8, 8), torch.randn(1, 3, 8, 8),
-                torch.randn(2, 3, 8, 8).double(), torch.randn(2, 3, 8, 8, requires_grad=True)]  # fmt: skip
-    for image in examples:
-        with pytest.raises(KeyboardInterrupt):
-            cb.autotune_module(f"{HERE}:small", (image,), store=place / "store.sqlite3", **ASKED)
-    assert len(results.list_runs(place / "store.sqlite3")) == 4
-
-
-def test_floats_that_every_batch_holds_as_they_are_ask_too(place, nothing_runs):
-    """A threshold decides how much of a batch goes on: the answer for another one is none for this."""
-    for threshold in (0.5, 0.7, 0.5):
-        inputs = (torch.randn(2, 3, 8, 8), torch.tensor(threshold))
-        with pytest.raises(KeyboardInterrupt):
-            cb.autotune_module(f"{HERE}:small", inputs, store=place / "store.sqlite3", **ASKED)
-    assert len(results.list_runs(place / "store.sqlite3")) == 2
+            cb.autotune_module(f"{HERE}:{build}", inputs, store=place / "store.sqlite3", **ASKED)
+    assert len(results.list_runs(place / "store.sqlite3")) == num_runs
 
 
 def test_dicts_and_functions_by_name_reach_the_worker(place):
