@@ -264,17 +264,18 @@ class RemoteRunner:
         except TypeError as error:
             raise InvalidArgument("factory arguments", request.get("arguments"), "values that JSON can hold") from error
         kills = oom_kills()
+        what = self._doing if request["do"] == "start" else f"{request['do']} of {self._doing}"
         try:
             with contextlib.suppress(BrokenPipeError):  # detected below
                 self._process.stdin.write(line)
                 self._process.stdin.flush()
-            answer = self._read_line(seconds, f"{request['do']} of {self._doing}")
+            answer = self._read_line(seconds, what)
         except TimeoutError:
             is_suspended = _is_suspended(self._process.pid)
             self._end()
             if is_suspended:  # by another process, so the size is not to blame
                 raise WorkerDied(f"it was suspended at {self._doing}", self._remedy) from None
-            raise TimedOut(f"{request['do']} of {self._doing}", seconds or 0.0) from None
+            raise TimedOut(what, seconds or 0.0) from None
         except BaseException:  # such as Ctrl-C: the answer would be taken for that of the next request
             self._end()
             raise
