@@ -123,7 +123,7 @@ REFUSED = [
     # store, study, watch
     ("store nothing", 2, "nothing"),
     ("store clear --store store.db", 2, "--all"),
-    ("store show 7 --store no-such.db --json -", 1, "7"),
+    ("store show 7 --store no-such.db --json -", 1, "no-such.db"),
     ("study memory-rules '' --device t4", 2, "''"),
     ("study powers-of-three", 2, "powers-of-three"),
     ("study powers-of-two mlp --max-batch-size 4", 2, "--max-batch-size"),
