@@ -124,6 +124,21 @@ def test_sizes_that_a_module_does_not_take_do_not_keep_its_memory_from_being_kno
     failed = {m.batch_size for m in result.measurements if m.status == "error"}
     assert all(size % 8 for size in failed)
     assert not (options and failed)
+    assert any("could not be traced" in reason for reason in result.reasons) == reads
+
+
+def test_memory_is_learned_at_sizes_that_a_module_takes(on_device):
+    """The nearest one to 88 that is sure to fit may be no multiple of 8, and the error was that of 88."""
+    module = Eights(reads=False)
+    takes = on_device(module, 0, 3 * WALKED - BATCH)
+    runner = runner_of(module, takes(100))
+    runner.look(seconds=10.0, top=16, trace_seconds=60.0)
+    assert module.sizes[-1] == 16
+    for limit in (100, 120, 140):
+        runner = runner_of(module, takes(limit))
+        runner.prepare(88)
+        runner.release()
+    assert max(module.sizes) == 88
 
 
 def test_what_is_said_of_sizes_that_did_not_run_is_what_is_known_at_last(on_device):

@@ -248,7 +248,13 @@ def test_inputs_that_no_trace_shows_to_be_written_are_as_they_were_made_in_each_
             float(scale.sum().numpy())
             return super().forward(ids, scale)
 
-    stepped(Read(), lambda n: (torch.arange(n) % 10, torch.ones(n)), mode="inference")
+    subject = TorchModule(Read(), lambda n: (torch.arange(n) % 10, torch.ones(n)), mode="inference")
+    with subject:
+        runner = subject.runner(2**30, 0)
+        runner.prepare(6)
+        runner.step()
+        assert runner.history[0]["batch_size"] == 2, "the size of the very first step was measured"
+        runner.close()
 
 
 def test_a_size_for_which_a_function_makes_fewer_rows_is_refused():
@@ -383,6 +389,8 @@ def call_by_helper(criterion):
 def test_what_a_loss_refers_to_is_that_of_the_start_at_each_size_and_afterwards(form):
     """A method, a partial and an object have no variables of a function; sizes shared their state."""
     criterion, expected = Criterion(), Criterion()
+    TorchModule(nn.Linear(8, 3), pairs, mode="training", loss=form(criterion)).walk(4)
+    assert criterion.weight.grad is None
     remarks = stepped(nn.Linear(8, 3), pairs, loss=form(criterion))
     assert (criterion.last, criterion.counts, criterion.weight.grad) == (None, {"sizes": []}, None)
     assert torch.equal(criterion.rows, expected.rows)
