@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from cubatch.checks import MAX_BATCH_SIZE
 from cubatch.errors import CubatchError, OutOfMemory, OverLimit, is_out_of_memory
@@ -169,7 +170,9 @@ class BoundedRunner(abc.ABC):
             return None
         share = (self._memory_limit - self.own_bytes) // 2  # until it is known, one sample more is as much as fits
         guess = Peaks({1: self.own_bytes + share, 2: self.own_bytes + 2 * share})
-        plan = self._plan = MemoryPlan(guess, self.meter.grain, self.meter.scatter, doubt=_UNTRACED_DOUBT)
+        plan = self._plan = MemoryPlan(
+            guess, self.meter.grain, self.meter.scatter, doubt=_UNTRACED_DOUBT, is_traced=False
+        )
         most = MAX_BATCH_SIZE if top is None else top
         # One sample is too few for a batch norm in training.
         for size in dict.fromkeys([min(2, most), *(size for size in self.sizes if size <= most)]):
@@ -184,14 +187,18 @@ class BoundedRunner(abc.ABC):
                 self.release()
             self._raised = None
             break
-        plan.predicted = dict(plan.measured)  # before them, nothing was predicted
+        plan.predicted |= plan.measured  # before them, nothing was predicted
         return plan if plan.measured and self._raised is None else None
 
     def predicted(self, batch_size: int) -> int | None:
-        """Return the predicted peak bytes of a step; None if steps can be neither traced nor measured in advance."""
+        """
+        Return the predicted peak bytes of a step; None if steps can be neither traced nor measured in advance.
+
+        Without a trace, it is also None below all measured sizes.
+        """
         plan = self._planned()
         self._requested.add(batch_size)
-        return None if plan is None else plan.at(batch_size)
+        return None if plan is None else plan.known_at(batch_size)
 
     @property
     def forecast(self) -> MemoryForecast | None:
@@ -208,11 +215,11 @@ class BoundedRunner(abc.ABC):
         is_rough = self._why_not is not None and taken < _RESOLVED * self.meter.grain
         return {
             "largest": None if is_rough else plan.largest(self._memory_limit + self._reference_bytes),
-            "bytes": [(n, plan.at(n)) for n in sorted(self._requested)],
+            "bytes": [(n, known) for n in sorted(self._requested) if (known := plan.known_at(n)) is not None],
         }
 
     @property
-    def history(self) -> list[dict[str, int]]:
+    def history(self) -> list[dict[str, Any]]:
         """
         Return a mapping for each batch size that ran, ascending; empty before memory is examined.
 

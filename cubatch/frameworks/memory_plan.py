@@ -47,18 +47,22 @@ class MemoryPlan:
         scatter: Share by which the bytes that grow with the batch may exceed the prediction by chance: freed blocks are
             not always reused.
         doubt: Share of the extrapolated bytes by which a step may exceed the prediction.
+        is_traced: Whether `walked` comes from a trace; without one, sizes below all measured ones are unknown.
 
     Attributes:
         measured: Measured bytes by batch size.
-        predicted: Predicted bytes of each measured size, just before its first measurement.
+        predicted: Predicted bytes of each measured size, just before its first measurement; None where unknown.
         earlier: Bytes measured before the heap was compacted; used until a size is measured again.
     """
 
-    def __init__(self, walked: Peaks, grain: int, scatter: float, doubt: float = DOUBT) -> None:
+    def __init__(
+        self, walked: Peaks, grain: int, scatter: float, *, doubt: float = DOUBT, is_traced: bool = True
+    ) -> None:  # fmt: skip
         self._walked, self._grain, self._scatter, self._doubt = walked, grain, scatter, doubt
+        self._is_traced = is_traced
         self._fixed = min(max(0, walked.at(0)), walked.at(1))
         self.measured: dict[int, int] = {}
-        self.predicted: dict[int, int] = {}
+        self.predicted: dict[int, int | None] = {}
         self.earlier: dict[int, int] = {}
 
     def learn(self, batch_size: int, num_bytes: int) -> None:
@@ -68,7 +72,7 @@ class MemoryPlan:
         A measurement less than `grain` below the traced bytes counts as the traced bytes.
         """
         if batch_size not in self.predicted:
-            self.predicted[batch_size] = self.at(batch_size)
+            self.predicted[batch_size] = self.known_at(batch_size)
         walked = self._walked.at(batch_size)
         if walked - self._grain < num_bytes < walked:
             num_bytes = walked
@@ -90,6 +94,11 @@ class MemoryPlan:
         scaled = self._scaled(walked, statistics.fmean(times.values(), weights=[n**_NEARER for n in times]), times)
         likely = min(scaled, max(walked, self._by_growth(batch_size, below, math.inf)))
         return max(likely, min(self._fixed, known[below]))
+
+    def known_at(self, batch_size: int) -> int | None:
+        """Return the expected peak bytes of a step; None below all measured sizes if there is no trace."""
+        is_known = self._is_traced or batch_size >= min(self._known, default=batch_size + 1)
+        return self.at(batch_size) if is_known else None
 
     def most(self, batch_size: int) -> int:
         """Return an upper bound of the peak bytes of a step; it is wider the further the size is from measured ones."""

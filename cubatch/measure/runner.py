@@ -190,12 +190,12 @@ class MemoryReport(TypedDict):
     Memory figures of a runner after its last step; it can be written as JSON.
 
     Keys:
-        history: For each `batch_size` that ran: `predicted_bytes` just before, and `measured_bytes`.
+        history: For each `batch_size` that ran: `predicted_bytes` just before (None if unknown), and `measured_bytes`.
         forecast: The largest batch size that fits, and predicted bytes; None if `look` was not called.
         remarks: Notes for the user.
     """
 
-    history: list[dict[str, int]]
+    history: list[dict[str, Any]]
     forecast: MemoryForecast | None
     remarks: list[Remark]
 

@@ -160,7 +160,9 @@ _TEXT: Mapping[str, str] = {
         "The largest batch size that fits is unknown: the memory of a step could not be traced, and the sizes that ran "
         "took too little of it. Raise max_batch_size or budget."
     ),
-    "memory_measured": "Memory was predicted from measured steps alone: {reason}.",
+    "memory_measured": (
+        "Memory was predicted from measured steps alone, and is unknown below the smallest of them: {reason}."
+    ),
     # --- the device and its ranks
     "no_tensor_cores": "{device} has no Tensor Cores for {dtype}: values are stored in it, arithmetic is float32.",
     "ranks": "{count} ranks were measured together; sizes and rates are those of one of them.",

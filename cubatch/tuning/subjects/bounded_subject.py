@@ -305,7 +305,7 @@ def _without_one(ladder: Ladder, request: Request) -> tuple[Ladder, list[Note]]:
     return attrs.evolve(ladder, candidates=rest), [note("compiled_without_one")]
 
 
-def _predicted(steps: Sequence[Candidate], num_bytes: Mapping[int, int]) -> tuple[Candidate, ...]:
+def _predicted(steps: Sequence[Candidate], num_bytes: Mapping[int, int | None]) -> tuple[Candidate, ...]:
     return tuple(
         attrs.evolve(step, predicted_peak_bytes=num_bytes.get(step.batch_size, step.predicted_peak_bytes))
         for step in steps

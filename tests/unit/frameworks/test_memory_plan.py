@@ -25,6 +25,18 @@ def test_what_grows_is_taken_for_as_many_times_what_was_walked(times):
     assert plan.largest(3000 * MIB) == pytest.approx(2900 / (10 * times), rel=0.03)
 
 
+def test_without_a_trace_sizes_below_all_measured_ones_are_unknown():
+    """Nothing tells them apart from 0 bytes; larger ones follow the measured size."""
+    plan = MemoryPlan(Peaks({1: 500 * MIB, 2: 1000 * MIB}), grain=16 * MIB, scatter=0.2, is_traced=False)
+    assert plan.known_at(2) is None
+    plan.learn(2, 8 * MIB)
+    assert [plan.known_at(1), plan.known_at(2)] == [None, 8 * MIB]
+    assert plan.known_at(4) == plan.at(4) > 0
+    plan.learn(1, 4 * MIB)
+    assert plan.predicted == {2: None, 1: None}
+    assert made().known_at(1) == made().at(1)
+
+
 def test_the_largest_size_measured_below_counts_and_below_all_the_smallest():
     """Of sizes far apart that took 2 and 3 times as much, each speaks for those up to the next."""
     plan = made()
