@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 
 import attrs
@@ -12,7 +11,7 @@ from cubatch.estimate.host_launches import HOST_SECONDS, launched
 from cubatch.estimate.predictions import UNSCALED, ModelNote, Part, PassPrediction, Scales, StepPrediction, step_sd
 from cubatch.estimate.vendor.algorithms import Array
 from cubatch.estimate.vendor.vendor_calls import EXTENTS, Call
-from cubatch.estimate.vendor.vendor_model import vendor_parts
+from cubatch.estimate.vendor.vendor_model import dtype_on, parts_by_dtype
 from cubatch.hardware.arithmetic import has_tensor_cores, peak_flops_per_second
 from cubatch.hardware.facts import Device
 from cubatch.network.passes import Pass
@@ -214,21 +213,9 @@ def _part(
         scales: Factors on the predicted seconds of arithmetic and of bytes, from the GPU's measurements.
         notes: Notes on the accuracy are appended.
     """
-    seconds, blocks, sd = *np.zeros((2, len(work), len(sizes))), np.zeros(len(work))
-    names: list[tuple[str, ...]] = [()] * len(work)
-    by_dtype: dict[str, list[int]] = {}
-    for i, (operator, _) in enumerate(work):
-        by_dtype.setdefault(_dtype_of(operator, device), []).append(i)
-    shares: list[tuple[float, float]] = []
-    for dtype, chosen in by_dtype.items():
-        calls = [_call(*work[i], len(sizes)) for i in chosen]
-        own, unseen = vendor_parts(calls, sizes, device, dtype, scales=scales, notes=notes)
-        seconds[chosen], blocks[chosen], sd[chosen] = own.seconds, own.blocks, own.sd
-        for row, i in enumerate(chosen):
-            names[i] = own.algorithms[row]
-        shares.append((float(own.seconds.sum()), unseen))
-    whole = sum(share for share, _ in shares) or 1.0
-    return Part(seconds, names, blocks, sd), sum(share * unseen for share, unseen in shares) / whole
+    calls = [_call(*each, len(sizes)) for each in work]
+    dtypes = [_dtype_of(operator, device) for operator, _ in work]
+    return parts_by_dtype(calls, dtypes, sizes, device, scales=scales, notes=notes)
 
 
 def _call(operator: Operator, numbers: Array, count: int) -> Call:
@@ -248,7 +235,7 @@ def _runs(operator: Operator, device: Device) -> bool:
     """Return whether the GPU runs an operator; conversions of layout run only where Tensor Cores need them."""
     if operator.kind != "layout":
         return True
-    return bool(has_tensor_cores(device, _dtype_on(operator.dtype, device)))
+    return bool(has_tensor_cores(device, dtype_on(operator.dtype, device)))
 
 
 def _roofs(operator: Operator, numbers: Array, device: Device) -> tuple[Array, Array] | None:
@@ -265,13 +252,4 @@ def _roofs(operator: Operator, numbers: Array, device: Device) -> tuple[Array, A
 
 def _dtype_of(operator: Operator, device: Device) -> str:
     """Return the type in which a device computes an operator; "float32" for one that only moves bytes."""
-    return _dtype_on(operator.dtype, device) if operator.extents or operator.flops else "float32"
-
-
-@functools.lru_cache(maxsize=256)
-def _dtype_on(dtype: str, device: Device) -> str:
-    """Return the type of a device's arithmetic: `dtype`, or "float32" instead of TF32 without TF32 or its rate."""
-    if dtype != "tf32":
-        return dtype
-    has_tf32 = has_tensor_cores(device, dtype) and peak_flops_per_second(device, dtype) is not None
-    return dtype if has_tf32 else "float32"
+    return dtype_on(operator.dtype, device) if operator.extents or operator.flops else "float32"

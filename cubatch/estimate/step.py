@@ -28,7 +28,7 @@ from cubatch.estimate.predictions import (
 from cubatch.estimate.scheduled import Scheduled, scheduled_passes
 from cubatch.estimate.vendor.algorithms import Array
 from cubatch.estimate.vendor.vendor_calls import EXTENTS, Call
-from cubatch.estimate.vendor.vendor_model import framework_sd, vendor_parts
+from cubatch.estimate.vendor.vendor_model import dtype_on, framework_sd, parts_by_dtype
 from cubatch.hardware.arithmetic import check_dtype, has_tensor_cores, peak_flops_per_second
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.kernels.experimental import runnable
@@ -99,8 +99,13 @@ def predict_step(
         scale_sd = CUBATCH_FITTED_SCALE_SD if cubatch_kernels.was_timed(device) else CUBATCH_SCALE_SD
     else:
         calls = [Call.of_layer(layer, pass_, sizes, dtype) for layer, pass_, *_ in work]
-        layouts = _layouts(work, sizes, dtype) if library == "torch" and has_tensor_cores(device, dtype) else {}
-        part, unseen_sd = vendor_parts([*calls, *layouts.values()], sizes, device, dtype, scales=scales, notes=notes)
+        # PyTorch computes float32 convolutions in TF32 where it can, but no matrix products.
+        conv_dtype = dtype_on("tf32", device) if library == "torch" and dtype == "float32" else dtype
+        layouts = _layouts(work, sizes, dtype) if library == "torch" and has_tensor_cores(device, conv_dtype) else {}
+        dtypes = [conv_dtype if call.is_convolution and len(call.extents) else dtype for call in calls]
+        dtypes += [dtype] * len(layouts)
+        every = [*calls, *layouts.values()]
+        part, unseen_sd = parts_by_dtype(every, dtypes, sizes, device, scales=scales, notes=notes)
         part.seconds[list(layouts)] += part.seconds[len(calls) :]
         part = attrs.evolve(part, seconds=part.seconds[: len(calls)], sd=part.sd[: len(calls)])
         scale_sd = float(np.hypot(unseen_sd, framework_sd(dtype)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -47,6 +48,41 @@ def l2_of(device: Device) -> float:
 def framework_sd(dtype: str) -> float:
     """Return the standard deviation of the logarithm of a step's time that a framework's overhead adds, by dtype."""
     return FRAMEWORK_SD if dtype == "float32" else FRAMEWORK_SD_16
+
+
+@functools.lru_cache(maxsize=256)
+def dtype_on(dtype: str, device: Device) -> str:
+    """Return the type of a device's arithmetic: `dtype`, or "float32" instead of TF32 without TF32 or its rate."""
+    if dtype != "tf32":
+        return dtype
+    has_tf32 = has_tensor_cores(device, dtype) and peak_flops_per_second(device, dtype) is not None
+    return dtype if has_tf32 else "float32"
+
+
+def parts_by_dtype(
+    calls: Sequence[Call], dtypes: Sequence[str], sizes: Array, device: Device, *, scales: Scales,
+    notes: list[ModelNote],
+) -> tuple[Part, float]:  # fmt: skip
+    """
+    Return the result of `vendor_parts` for calls in several types of arithmetic.
+
+    The standard deviation of the common error is the mean over all types, by their seconds. `dtypes` has the type of
+    each call, and the other arguments are those of `vendor_parts`.
+    """
+    seconds, blocks, sd = *np.zeros((2, len(calls), len(sizes))), np.zeros(len(calls))
+    names: list[tuple[str, ...]] = [()] * len(calls)
+    by_dtype: dict[str, list[int]] = {}
+    for i, dtype in enumerate(dtypes):
+        by_dtype.setdefault(dtype, []).append(i)
+    shares: list[tuple[float, float]] = []
+    for dtype, chosen in by_dtype.items():
+        own, unseen = vendor_parts([calls[i] for i in chosen], sizes, device, dtype, scales=scales, notes=notes)
+        seconds[chosen], blocks[chosen], sd[chosen] = own.seconds, own.blocks, own.sd
+        for row, i in enumerate(chosen):
+            names[i] = own.algorithms[row]
+        shares.append((float(own.seconds.sum()), unseen))
+    whole = sum(share for share, _ in shares) or 1.0
+    return Part(seconds, names, blocks, sd), sum(share * unseen for share, unseen in shares) / whole
 
 
 def vendor_parts(

@@ -53,6 +53,21 @@ def test_every_model_predicts_on_old_and_new_gpus_at_every_batch_size(name):
         assert step.seconds[-1] > step.seconds[:5].max()  # up to 256 samples a small network is all launches
 
 
+def test_pytorch_computes_float32_convolutions_in_tf32_where_a_gpu_can():
+    """
+    By its defaults, on an A100 but not on a V100, and no matrix product.
+
+    The convolution takes what it takes in TF32, and two conversions of 2 x 2 tensors at 0.75 of the bandwidth.
+    """
+    for device, layer, dtype in ((A100, CONV, "tf32"), (A100, LINEAR, "float32"), (V100, CONV, "float32")):
+        torch = predict_step(layer, [64], device, library="torch").passes[0]
+        vendor = predict_step(layer, [64], device, dtype=dtype).passes[0]
+        images = 64 * (math.prod(layer.input_shape) + math.prod(layer.output_shape))
+        moved = 2 * images * 4 / device.peak_bytes_per_second / 0.75 + 2 * 3e-6
+        wanted = vendor.seconds[0] + (moved if dtype == "tf32" else 0.0)
+        assert torch.seconds[0] == pytest.approx(wanted, rel=1e-9)
+
+
 @pytest.mark.parametrize("mode", ["inference", "training"])
 def test_a_step_is_the_sum_of_its_passes_in_the_networks_order(mode):
     """Every pass of the network is there once, by name, and their seconds add up."""
