@@ -29,18 +29,15 @@ import numpy as np
 
 from benchmarks.modules import zoo
 from benchmarks.predictor.published import find_device
-from benchmarks.predictor.score_networks import BOARDS, networks
+from benchmarks.predictor.score_networks import BOARDS, COPY_BYTES_PER_SECOND, gradient_operators, networks
 from cubatch.errors import UnknownName
 from cubatch.estimate.operators import Operator, TracedPrediction, predict_operators
 from cubatch.estimate.vendor.algorithms import Array
 from cubatch.hardware.arithmetic import peak_flops_per_second
 from cubatch.hardware.facts import Device
-from cubatch.network.passes import Pass
 
 RESULTS = Path(__file__).parents[1] / "results"
 HOPPER = ("h100-sxm", "h200-sxm")
-COPY_BYTES_PER_SECOND = 2.9e9
-"""Rate at which ryujaehun's steps copy their batch from pageable memory, fitted with the time of the host."""
 _FACTORS = np.exp(np.linspace(-1.5, 1.5, 61))  # on HOST_SECONDS
 _TRACED = (16, 256)  # of modules that were measured at many sizes
 _DTYPES = {"fp32": "float32", "fp16": "float16"}
@@ -105,9 +102,7 @@ def operators(step: Step) -> tuple[Operator, ...]:
     every, gradients = _traced(attrs.evolve(step, dtype="float32", channels_last=False, keeps_gradients=False))
     every = [each for each in every if not (step.channels_last and each.kind == "layout")]
     if step.keeps_gradients:
-        zero = Operator("zero_", "bytes", "backward", Pass.FPROP, "float32")
-        every += [attrs.evolve(zero, written_bytes=size) for size in gradients]
-        every += [attrs.evolve(zero, name="add_", read_bytes=2 * size, written_bytes=size) for size in gradients]
+        every += gradient_operators(gradients)
     if step.dtype == "float16":
         every = [
             attrs.evolve(
