@@ -7,22 +7,31 @@ has one value. Sequences are as long as they may be. Steps that really run corre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from cubatch.frameworks.lazy_torch import torch
 
+NUMBER = "aten._local_scalar_dense.default"
+"""Operator that returns a number in a tensor to Python."""
 
-def result(operation: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
+CHECKS = frozenset({"aten::all", "aten::_is_all_true"})
+"""Operators that check all elements, as in `if not (x > 0).all(): raise`."""
+
+
+def result(operation: Any, arguments: Sequence[Any], options: Mapping[str, Any], number: int = 1) -> Any:
     """
     Return a possible result of an operation whose result depends on data: tensors without data, or a number.
+
+    `number` is assumed where a number depends on data.
 
     Returns:
         Any: The assumed result; NotImplemented for an unknown operation.
     """
     aten = torch.ops.aten
     known: Mapping[Any, Callable[..., Any]] = {
-        aten._local_scalar_dense.default: _number,  # noqa: SLF001 - its name
+        aten._local_scalar_dense.default: lambda x: _number(x, number),  # noqa: SLF001 - its name
         aten.equal.default: lambda *_: False,
         aten.nonzero.default: lambda x: _places(x, x.numel(), x.ndim),
         aten.masked_select.default: _selected,
@@ -39,10 +48,62 @@ def result(operation: Any, arguments: Sequence[Any], options: Mapping[str, Any])
     return known[operation](*arguments, **options) if operation in known else NotImplemented
 
 
-def _number(x: Any) -> Any:
+@contextmanager
+def replaced_functions(assumed: set[str]) -> Iterator[None]:
+    """
+    In the block, replace functions of PyTorch that read data without an operator, for tensors without data.
+
+    A number in a text is that of `result`.  An array of NumPy, as SciPy makes of a tensor, has zeros, and
+    "numpy.asarray" is added to `assumed`.  A packed sequence is padded as it was assumed to be packed.  A conversion of
+    parameters that changes nothing is left out, as PyTorch exchanges those without data.
+    """
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    pad = torch._VF._pad_packed_sequence  # noqa: SLF001 - its only name
+    convert = torch.nn.Module._apply  # noqa: SLF001 - which all conversions call
+
+    def written(x: Any, form: str) -> str:
+        return format(x.detach().item(), form) if x.ndim == 0 else object.__format__(x, form)
+
+    def array(x: Any, dtype: Any = None) -> Any:
+        assumed.add("numpy.asarray")
+        with _disable_current_modes():
+            zeros = torch.zeros(x.shape, dtype=x.dtype).numpy()
+        return zeros if dtype is None else zeros.astype(dtype)
+
+    def padded(data: Any, counts: Any, batch_first: bool, value: Any, steps: int) -> Any:  # noqa: FBT001 - as called
+        if not isinstance(data, FakeTensor):
+            return pad(data, counts, batch_first, value, steps)
+        with _disable_current_modes():
+            samples = int(counts[0])
+        whole = data.new_full((steps, samples, *data.shape[1:]), value)
+        whole.flatten(0, 1)[: len(data)] = data
+        return whole.transpose(0, 1) if batch_first else whole, torch.full((samples,), len(counts))
+
+    def converted(part: Any, function: Callable[[Any], Any], recurse: bool = True) -> Any:  # noqa: FBT001, FBT002
+        tensors = [*part.parameters(recurse), *part.buffers(recurse)]
+        with torch.no_grad():
+            is_same = all(isinstance(each, FakeTensor) and function(each) is each for each in tensors)
+        return part if is_same else convert(part, function, recurse)
+
+    with ExitStack() as undo:
+        for home, name, function in (
+            (FakeTensor, "__format__", written),
+            (FakeTensor, "__array__", array),
+            (torch._VF, "_pad_packed_sequence", padded),  # noqa: SLF001
+            (torch.nn.Module, "_apply", converted),
+        ):
+            had = name in vars(home)
+            undo.callback(*(setattr, home, name, vars(home)[name]) if had else (delattr, home, name))
+            setattr(home, name, function)
+        yield
+
+
+def _number(x: Any, number: int) -> Any:
     if x.dtype is torch.bool:
         return False
-    return 1.0 if x.is_floating_point() else 1 + 0j if x.is_complex() else 1
+    return float(number) if x.is_floating_point() else complex(number) if x.is_complex() else number
 
 
 def _places(like: Any, *extents: int) -> Any:

@@ -30,7 +30,7 @@ class ModuleFootprint(Shown):
         batch_size: Samples of the batch.
         weights: Parameters and buffers.
         inputs: The batch.
-        gradients: Gradients of the parameters; 0 in inference and of frozen parameters.
+        gradients: Gradients of the parameters, and buckets of DistributedDataParallel; 0 in inference.
         optimizer: The state of the optimizer.
         activations: All other tensors: outputs, values saved for the backward pass, their gradients, temporary results.
         workspace: Workspace of cuBLAS in PyTorch's default setting; 0 without a GPU, as `allocator` and `overhead`.
@@ -47,6 +47,8 @@ class ModuleFootprint(Shown):
             allocates inside an LSTM is included on a CPU; on a GPU, only the part kept for the backward pass. In
             training oneDNN does not write all of it, so that the memory of a process on a CPU may grow by less. The
             memory that cuDNN keeps is not known.
+        data_dependent: Names of operators whose results depend on data. The trace assumes results, such as 1 for a
+            number, so that a step may take more or less.
     """
 
     name: str
@@ -65,6 +67,7 @@ class ModuleFootprint(Shown):
     total: int
     by_submodule: Mapping[str, int] = attrs.field(hash=False)
     recurrent: tuple[str, ...]
+    data_dependent: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -79,12 +82,12 @@ class ModuleFootprint(Shown):
             workspace=workspace, allocator=total - walk.peak_bytes - workspace - overhead,
             expandable_segments=None if gpu is None else caching_allocator.is_expandable(), overhead=overhead,
             overhead_source="" if gpu is None else context_overhead.source(gpu), total=total,
-            by_submodule=by_submodule, recurrent=recurrent,
+            by_submodule=by_submodule, recurrent=recurrent, data_dependent=tuple(sorted(walk.guessed)),
         )  # fmt: skip
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the attributes by name as a plain mapping for JSON, where `recurrent` is a list."""
-        return attrs.asdict(self) | {"recurrent": list(self.recurrent)}
+        """Return the attributes by name as a plain mapping for JSON, where tuples are lists."""
+        return attrs.asdict(self) | {"recurrent": list(self.recurrent), "data_dependent": list(self.data_dependent)}
 
 
 def total_bytes(lives: Iterable[tuple[int, float, float]], gpu: Device | None) -> int:

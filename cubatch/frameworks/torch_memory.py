@@ -48,8 +48,13 @@ _MOST_GUESSES = 2_000  # at what depends on data, in a walk
 _MOST_GUESSES_IN_WHILE = 64  # in `while` loops: one until something is true would never end
 _MOST_NAMED = 16  # operators of a trace, in an error
 _MOST_SUBSETS = 8  # of inputs that are tried as constants: each takes a trace
-_MOST_MORE = 10_000  # operations, which take a walk seconds: a loop over samples would take it minutes or hours
 
+_MOST_MORE = 10_000  # operations, which take a walk seconds: a loop over samples would take it minutes or hours
+_SPARSE = (
+    "tensors without data lose the elements of sparse ones. Make dense ones, such as gradients by "
+    "Embedding(sparse=False), or measure steps with autotune_module()"
+)
+_READING = frozenset({"aten::select", "aten::_local_scalar_dense"})  # operators that are computed if there are data
 
 PARTS = ("weights", "inputs", "gradients", "optimizer")
 
@@ -303,13 +308,15 @@ def _import_fakes() -> None:
 
 def walked(
     module: Any, inputs: Inputs, kind: StepKind, device: Any, batch_size: int, *, deadline: float,
-    records: bool = False, opaque: Mapping[str, Opaque] = types.MappingProxyType({}),
+    records: bool = False, opaque: Mapping[str, Opaque] = types.MappingProxyType({}), number: int = 1,
 ) -> Walk:  # fmt: skip
     """
     Return the trace of a step of a batch size on tensors without data; the module is restored.
 
     `records` is whether to record the operators, for a prediction of time; the trace then takes a third longer. The
     operators and submodules in `opaque` are replaced by functions, or take bytes while they run: see `footprint`.
+    Checks of all elements are assumed to be false. If the step then raises an error, a second trace takes them as true.
+    A number that depends on data is assumed to be `number`.
 
     Raises:
         NotImplementedError: If the inputs cannot be traced: see `Inputs.check_traceable`.
@@ -318,9 +325,34 @@ def walked(
         TraceTooLong: If this process has used `deadline` seconds of CPU time, or a loop does not end without data.
         Exception: Raised by the step on fake tensors.
     """
+    inputs.check_traceable(batch_size)
+    trace = functools.partial(
+        _walked, module, inputs, kind, device, batch_size, deadline=deadline, records=records, opaque=opaque,
+        number=number, packed=_packed_bytes(module),
+    )  # fmt: skip
+    checks: list[Any] = []
+    try:
+        return trace(checks=checks)
+    except (CubatchError, TraceTooLong):
+        raise
+    except Exception:
+        if not checks:
+            raise
+        return trace(checks=None)
+
+
+def _walked(
+    module: Any, inputs: Inputs, kind: StepKind, device: Any, batch_size: int, *, deadline: float, records: bool,
+    opaque: Mapping[str, Opaque], number: int, packed: int, checks: list[Any] | None,
+) -> Walk:  # fmt: skip
+    """
+    Return a trace as `walked` does.
+
+    Checks of all elements are false and are appended to `checks`; None: they are true. `packed` is the bytes of weights
+    that are no parameters.
+    """
     from torch.nn.utils.stateless import _reparametrize_module
 
-    inputs.check_traceable(batch_size)
     inputs = attrs.evolve(inputs, call=inputs.with_copies(inputs.call))  # operations on tensors with data alone are run
     # torch.compile skips code that it first sees under a dispatch mode: it would run eagerly from then on.
     stance = getattr(torch.compiler, "set_stance", None)  # since PyTorch 2.6: before, nothing compiled is walked
@@ -341,7 +373,9 @@ def walked(
             batches=kind.accumulate if records else None,
             opaque=opaque,
             on_cpu=not kind.foreach,
+            assumed=(checks, number),
         ) as watch,
+        data_dependent.replaced_functions(watch.guessed),
     ):
         _replace_submodules(module, opaque, watch.called)
         fakes: dict[str, Any] = {}
@@ -349,8 +383,7 @@ def walked(
         for name, parameter in stepped.named_parameters():
             converted.append(mode.from_tensor(parameter))
             fakes[name] = torch.nn.Parameter(converted[-1], requires_grad=parameter.requires_grad)
-        for name, buffer in stepped.named_buffers():
-            fakes[name] = mode.from_tensor(buffer)
+        fakes |= {name: mode.from_tensor(buffer) for name, buffer in stepped.named_buffers()}
 
         def make(tensor: Any, shape: tuple[int, ...]) -> Any:
             made = torch.empty(shape, dtype=tensor.dtype, device=device)
@@ -368,12 +401,13 @@ def walked(
             return made
 
         arguments = inputs.batch(batch_size, make)
+        quantized = torch.empty(packed, dtype=torch.uint8)
         for tensor in fakes.values():
             watch.see(tensor)
         converted += watch.see_constants(arguments)
-        watch.elements = 0
-        known = set(map(id, torch_state.trained(module, kind.loss)))
+        watch.elements, known = 0, set(map(id, torch_state.trained(module, kind.loss)))
         parameters = [fakes[name] for name, each in stepped.named_parameters() if id(each) in known]
+        converted += _add_buckets(watch, parameters, kind)
 
         def make_optimizer(trained: Iterable[Any]) -> Any:
             optimizers.append(kind.make_optimizer(list(trained)))
@@ -384,7 +418,7 @@ def walked(
         traced = attrs.evolve(kind, accumulate=min(2, kind.accumulate))
         watched = attrs.evolve(traced, optimizer=make_optimizer) if kind.training else traced
         step = watched.step(call, parameters, device.type, arguments)  # without a scaler, whose scale data choose
-        watch.mark("weights", fakes.values())
+        watch.mark("weights", [*fakes.values(), quantized])
         for place in range(2):  # the second finds gradients, the optimizer's state and what the module keeps
             if place and not kind.training and not _keeps_tensors(module):
                 break
@@ -408,6 +442,31 @@ def walked(
         tuple(outputs), tuple(turned), watch.elements, parts, tuple(step_operators.merged(watch.operators)),
         activations, watch.lives(),
     )  # fmt: skip
+
+
+def _packed_bytes(module: Any) -> int:
+    """Return the bytes of weights that a module's attributes hold in objects of PyTorch, as quantized layers do."""
+    values = itertools.chain.from_iterable(vars(part).values() for part in module.modules())
+    objects = {id(value): value for value in values if isinstance(value, torch.ScriptObject)}
+    return num_bytes(tensors_of([each.__getstate__() for each in objects.values()]))
+
+
+def _add_buckets(watch: _Watch, parameters: Iterable[Any], kind: StepKind) -> list[Any]:
+    """
+    Return new tensors in which DistributedDataParallel sums gradients over ranks, for the trained ones of parameters.
+
+    They hold the gradients themselves if it was made so, and else copies; for `watch` they are gradients. There are
+    none without DistributedDataParallel.
+    """
+    if kind.exchange is None or not kind.training:
+        return []
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    buckets = list(map(torch.empty_like, trained))
+    watch.mark("gradients", buckets)
+    for parameter, bucket in zip(trained, buckets, strict=True):
+        if kind.exchange.gradient_as_bucket_view:
+            parameter.register_post_accumulate_grad_hook(lambda each, bucket=bucket: setattr(each, "grad", bucket))
+    return buckets
 
 
 def _keeps_tensors(module: Any) -> bool:
@@ -487,12 +546,13 @@ class _Watch:
 
     `deadline` is the CPU time of the process, in seconds, at which an operation raises TraceTooLong. The operators of
     the step are recorded only if `batches` is given, the number of batches of an optimizer step. `on_cpu` is whether
-    the steps are to run on a CPU: the memory that oneDNN takes inside operations then counts.
+    the steps are to run on a CPU: the memory that oneDNN takes inside operations then counts. `assumed` has `checks`
+    and `number` of `_walked`.
     """
 
     def __init__(
         self, deadline: float, running: Running, fakes: Any, *, batches: int | None, opaque: Mapping[str, Opaque],
-        on_cpu: bool,
+        on_cpu: bool, assumed: tuple[list[Any] | None, int],
     ) -> None:  # fmt: skip
         self.deadline, self.batch, self.opaque, self._on_cpu = deadline, 0, opaque, on_cpu
         self._fakes = fakes
@@ -506,6 +566,8 @@ class _Watch:
         self._seen: weakref.WeakKeyDictionary[Any, _Life] = weakref.WeakKeyDictionary()
         self._lives: list[_Life] = []
         self._written: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._checks, self._number = assumed
+        self._checked = weakref.WeakSet[Any]()  # storages of the results of checks
         self._mode: Any = None
         self._terms: list[_Life] = []  # those of the last operation if it is a sum of two gradients
 
@@ -545,6 +607,8 @@ class _Watch:
         self._check_peak()
 
     def _see(self, tensor: Any) -> None:
+        if "sparse" in str(tensor.layout):
+            raise NotImplementedError(_SPARSE)
         storage = tensor.untyped_storage()
         if storage in self._seen:
             return
@@ -652,18 +716,28 @@ class _Watch:
         from torch._subclasses import fake_tensor
 
         is_recurrent = name_of(operation) == recurrent_workspace.OPERATOR
+        if name_of(operation) in _READING and _has_data(arguments[0]):  # as the lengths of packed sequences
+            with fake_tensor.unset_fake_temporarily():
+                return operation(*arguments, **options)
         if callable(function := self.opaque.get(name_of(operation))):
             with self._mode:  # in which what the function makes counts
                 return function(*arguments, **options)
         try:
             result = self._run(operation, arguments, options)
+            if name_of(operation) in data_dependent.CHECKS:
+                self._checked.add(result.untyped_storage())
             return recurrent_workspace.completed(arguments, result) if is_recurrent else result
         except (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException):
             self._guesses += 1
             self._guesses_in_while += _is_in_while()
             if self._guesses > _MOST_GUESSES or self._guesses_in_while > _MOST_GUESSES_IN_WHILE:
                 raise TraceTooLong from None
-            assumed = data_dependent.result(operation, arguments, options)
+            assumed = data_dependent.result(operation, arguments, options, self._number)
+            if assumed is False and arguments[0].untyped_storage() in self._checked:
+                if self._checks is None:
+                    assumed = True
+                else:
+                    self._checks.append(operation)
             if assumed is not NotImplemented:
                 self.guessed.add(str(operation))
                 return assumed
@@ -769,6 +843,12 @@ def _composed(operation: Any, arguments: Sequence[Any], options: Mapping[str, An
     if name == "aten::linear" and bias is not None and data.dim() > weight.dim() and not data.is_contiguous():
         return operation(data, weight).add_(bias)  # the composition adds it in place only to tensors with data
     return operation.decompose(*arguments, **options)
+
+
+def _has_data(tensor: Any) -> bool:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return not isinstance(tensor, FakeTensor) and not tensor.is_meta
 
 
 def name_of(operation: Any) -> str:

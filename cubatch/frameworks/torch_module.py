@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 import traceback
@@ -18,6 +19,7 @@ from cubatch.estimate.operators import Operator
 from cubatch.frameworks import garbage, module_footprint, module_source, optimizers, torch_memory
 from cubatch.frameworks.attributes import kept_attributes
 from cubatch.frameworks.batch_sources import INPUTS
+from cubatch.frameworks.data_dependent import NUMBER
 from cubatch.frameworks.lazy_torch import torch
 from cubatch.frameworks.module_footprint import ModuleFootprint
 from cubatch.frameworks.module_runner import ModuleRunner, channels_last
@@ -79,7 +81,7 @@ class TorchModule:
         )
         tensors = [*module.parameters(), *module.buffers()]
         self._dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
-        self._bare, self._has_ranks = _unwrapped(module)
+        self._bare, self._exchange = _unwrapped(module)
         self._opaque = _checked_opaque(opaque or {}, self._bare)
         inputs = Inputs.of(
             batches, self._dtype, module=self._bare, loss=self._kind.loss, constant=constant_inputs, sizes=sizes
@@ -197,17 +199,27 @@ class TorchModule:
         if walked is None:
             _check_walkable(self._bare)
             self.on_trace(batch_size)
-            kind = attrs.evolve(self._kind, foreach=on_gpu, consumes_inputs=not self._kind.training)
+            kind = attrs.evolve(
+                self._kind, foreach=on_gpu, consumes_inputs=not self._kind.training, exchange=self._exchange
+            )
+            trace = functools.partial(
+                torch_memory.walked, self._bare, self._inputs, kind, self._traced_place, batch_size, deadline=math.inf,
+                records=self._records, opaque=self._opaque,
+            )  # fmt: skip
             try:
                 with self._in_mode():
-                    walked = self._walks[batch_size, on_gpu] = torch_memory.walked(
-                        self._bare, self._inputs, kind, self._traced_place, batch_size, deadline=math.inf,
-                        records=self._records, opaque=self._opaque,
-                    )  # fmt: skip
+                    walked = trace()
+                    is_sure = NUMBER not in walked.guessed or trace(number=2).elements == walked.elements
             except CubatchError:
                 raise
             except Exception as error:
                 raise self._untraceable(error) from error
+            if not is_sure:
+                given = f"{self.name}, in which numbers that depend on data decide how large tensors are"
+                allowed = "one whose memory depends on the shapes of its inputs"
+                remedy = "Replace the submodule that reads them with opaque={name: function}, or measure its steps."
+                raise InvalidArgument("module", given, allowed, remedy)
+            self._walks[batch_size, on_gpu] = walked
         return walked
 
     def _untraceable(self, error: Exception) -> InvalidArgument:
@@ -336,7 +348,7 @@ class TorchModule:
             self._kind,
             device=self._place, walk=self.peaks, put_aside=self.put_aside, memory_limit=memory_limit, seed=seed,
             channels_last=self._channels_last,
-            dtype=self.dtype, bare=self._bare if self._has_ranks else None, start=self._start,
+            dtype=self.dtype, bare=None if self._exchange is None else self._bare, start=self._start,
         )  # fmt: skip
 
 
@@ -458,16 +470,16 @@ def _check_open(module: Any) -> None:
         raise InvalidArgument("module", given, allowed, remedy)
 
 
-def _unwrapped(module: Any) -> tuple[Any, bool]:
-    """Return the module without torch.compile and DistributedDataParallel, and whether the latter wrapped it."""
-    has_ranks = False
+def _unwrapped(module: Any) -> tuple[Any, Any]:
+    """Return the module without torch.compile and DistributedDataParallel, and the latter; None without it."""
+    exchange = None
     while True:
         if isinstance(module, torch.nn.parallel.DistributedDataParallel):
-            module, has_ranks = module.module, True
+            module, exchange = module.module, module
         elif hasattr(module, "_orig_mod"):  # PyTorch's OptimizedModule, whose import takes a second
             module = module._orig_mod  # noqa: SLF001 - its only name
         else:
-            return module, has_ranks
+            return module, exchange
 
 
 def _is_name(value: object) -> bool:

@@ -50,6 +50,8 @@ class StepKind:
     consumes_inputs: bool = False
     # paths in a `Call` of the tensors that a step writes to: each step gets copies of them, as a loop's batches are new
     written: frozenset[Path] = frozenset()
+    # the DistributedDataParallel around the module, whose buckets of gradients count in a trace; None without it
+    exchange: Any = None
 
     def step(
         self,

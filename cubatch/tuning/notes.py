@@ -161,7 +161,7 @@ _TEXT: Mapping[str, str] = {
         "took too little of it. Raise max_batch_size or budget."
     ),
     "memory_measured": (
-        "Memory was predicted from measured steps alone, and is unknown below the smallest of them: {reason}."
+        "Memory was predicted from measured steps alone: {reason}. It is unknown below the smallest of them."
     ),
     # --- the device and its ranks
     "no_tensor_cores": "{device} has no Tensor Cores for {dtype}: values are stored in it, arithmetic is float32.",

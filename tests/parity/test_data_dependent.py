@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import UserList
 
+import numpy as np
 import pytest
 
 import cubatch as cb
@@ -132,6 +133,80 @@ def test_a_loop_over_samples_ends_and_one_until_something_is_true_is_refused():
         cb.footprint(Searches(), (4,), batch_size=2)
 
 
+class Guarded(nn.Module):
+    """Raises an error unless all elements pass a check, as losses of detection models do."""
+
+    def forward(self, x):
+        if not (x <= x + 1).all():
+            raise ValueError("not a number")
+        return x * 2
+
+
+class Converging(nn.Module):
+    """Ends a `for` loop as soon as all elements pass a check."""
+
+    def forward(self, x):
+        kept = []
+        for _ in range(3):
+            kept.append(x * 2)
+            if (kept[-1][:1] > 9).all():
+                break
+        return kept
+
+
+def test_a_check_holds_only_where_the_step_would_raise_an_error_otherwise():
+    """By arithmetic: an input and a result of each round, of which a loop until a check holds has all."""
+    size = 1000 * FLOATS * 4
+    guarded = cb.footprint(Guarded(), (FLOATS,), batch_size=1000)
+    assert 2 * size <= guarded.total <= 2.25 * size  # the check has a mask
+    assert guarded.data_dependent == ("aten._local_scalar_dense.default",)
+    assert "aten._local_scalar_dense.default depend" in " ".join(guarded.table().split())
+    assert cb.footprint(Converging(), (FLOATS,), batch_size=1000).total == pytest.approx(4 * size, rel=0.001)
+    assert cb.footprint(nn.ReLU(), (FLOATS,), batch_size=1000).data_dependent == ()
+
+
+class Measuring(nn.Module):
+    """Makes as many elements as its data say, as text-to-speech models do."""
+
+    def forward(self, x):
+        return torch.arange(x.long().max()) + x[:, :1]
+
+
+def test_a_module_whose_data_decide_how_large_tensors_are_is_refused():
+    """No trace knows the number of elements; the error names the remedy."""
+    with pytest.raises(cb.InvalidArgument, match=r"numbers that depend on data .*opaque=") as caught:
+        cb.footprint(Measuring(), (4,), batch_size=8)
+    assert caught.value.field == "module"
+
+
+class Routed(nn.Module):
+    """Has the number of an expert in a text, as Switch Transformers have."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleDict({f"expert_{place}": nn.Linear(8, 8) for place in range(4)})
+
+    def forward(self, x):
+        chosen = x[:, :4].sum(0).argmax()
+        return self.experts[f"expert_{chosen}"](x)
+
+
+class Assigned(nn.Module):
+    """Has an array of NumPy made of a tensor by a function of NumPy, as SciPy's assignment does."""
+
+    def forward(self, x):
+        order = torch.from_numpy(np.argsort(np.asarray(x[:, 0].detach())))
+        return x[order] * 2
+
+
+@pytest.mark.parametrize(("make", "features"), [(Routed, 8), (Assigned, 8)])
+def test_a_number_in_a_text_and_an_array_of_numpy_are_assumed(make, features):
+    """Some expert, and some order of the samples; the result says that both depend on data."""
+    found = cb.footprint(make(), (features,), batch_size=1000)
+    assert found.data_dependent
+    assert found.inputs == 1000 * features * 4
+
+
 class Blind(nn.Module):
     """Reads its data by NumPy, which a walk cannot follow, and keeps the sizes of its calls."""
 
@@ -164,5 +239,9 @@ def test_a_module_without_a_trace_is_bounded_by_its_smaller_steps():
         def forward(self, x):
             return torch.from_numpy(x.numpy().repeat(200, axis=0) + 1)
 
-    result = cb.autotune_module(Opaque(), (FLOATS,), batch_sizes=[2, 200], memory_limit="256MiB", budget=20)
-    assert [m.status for m in result.measurements] == ["ok", "over_limit"]
+    result = cb.autotune_module(Opaque(), (FLOATS,), batch_sizes=[1, 2, 200], memory_limit="256MiB", budget=20)
+    assert result.measurements[-1].status == "over_limit"
+    unknown, known, _ = (m.predicted_peak_bytes for m in result.measurements)
+    assert unknown is None
+    assert known > 0
+    assert any("unknown below the smallest" in reason for reason in result.reasons)

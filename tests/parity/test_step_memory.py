@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import sys
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -245,6 +246,20 @@ class Packed(nn.Module):
         return self.reader(packed)[1][0][-1]
 
 
+class Padded(nn.Module):
+    """Reads sequences without their padding, and returns them with it, in both directions."""
+
+    def __init__(self):
+        super().__init__()
+        self.reader, self.last = nn.GRU(64, 128, batch_first=True, bidirectional=True), nn.Linear(256, 64)
+
+    def forward(self, x):
+        lengths = torch.full((len(x),), x.shape[1])
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        whole, _ = nn.utils.rnn.pad_packed_sequence(self.reader(packed)[0], batch_first=True, total_length=60)
+        return self.last(whole)
+
+
 class Aligned(nn.Module):
     """Has the loss of speech recognition."""
 
@@ -262,6 +277,7 @@ class Aligned(nn.Module):
     ("make", "batches"),
     [
         (Packed, lambda n: (torch.randint(WORDS, (n, 48)),)),
+        (Padded, lambda n: (torch.rand(n, 48, 64),)),
         (Aligned, lambda n: (torch.rand(n, 100, 64), torch.randint(1, WORDS, (n, 10)))),
     ],
 )
@@ -269,6 +285,85 @@ def test_sequences_whose_lengths_data_decide_take_what_a_real_step_takes(make, b
     """Sequences of full length, within 5 %: a trace assumes the longest that a batch may have."""
     found = cb.footprint(make(), batches, batch_size=24, mode="training", optimizer="adam")
     assert found.total == pytest.approx(real_peak(make, batches, training=True), rel=0.05)
+
+
+class Table(nn.Module):
+    """A table of words of which a step reads few, so that its gradient is sparse."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(20_000, 64, sparse=True)
+
+    def forward(self, words):
+        return self.words(words).tanh()
+
+
+def test_a_sparse_gradient_is_refused_with_a_remedy():
+    """PyTorch's tensors without data lose its elements; inference has no gradient."""
+    batches = lambda n: (torch.randint(20_000, (n, 48)),)  # noqa: E731
+    with pytest.raises(InvalidArgument, match=r"Embedding\(sparse=False\)") as caught:
+        cb.footprint(Table(), batches, batch_size=24, mode="training")
+    assert caught.value.field == "module"
+    assert cb.footprint(Table(), batches, batch_size=24).total > 20_000 * 64 * 4
+
+
+def test_the_weights_of_a_quantized_layer_count():
+    """A byte for each element and 4 for each bias; they are no parameters of the module."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(256, 512)), {nn.Linear})
+        found = cb.footprint(module, (256,), batch_size=24)
+    assert 256 * 512 + 512 * 4 <= found.weights <= 1.1 * 256 * 512 + 512 * 4
+    assert found.inputs + found.activations == 24 * (256 + 512) * 4
+
+
+class Converting(nn.Module):
+    """Converts a layer in its forward pass to the type that it has, as routers of experts do."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x):
+        return self.layer.to(torch.float32)(x)
+
+
+def test_a_conversion_that_changes_nothing_is_traced():
+    """The module and PyTorch's classes stay as they are."""
+    module, before = Converting(), nn.Module._apply
+    found = cb.footprint(module, (64,), batch_size=24, mode="training", optimizer="adam")
+    assert found.total == pytest.approx(real_peak(Converting, lambda n: (torch.rand(n, 64),), training=True), rel=0.01)
+    assert nn.Module._apply is before
+    assert not isinstance(module.layer.weight, torch._subclasses.FakeTensor)
+
+
+@pytest.fixture
+def process_group():
+    """A group of ranks with this process alone."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_the_buckets_of_distributed_training_take_what_they_take_in_a_real_step(process_group, shares):
+    """
+    Copies of all gradients, a fifth of the total, unless the gradients lie in the buckets; within 1 %.
+
+    A thread of the communication library may still hold an old bucket, so that the least of three runs counts.
+    """
+
+    def make():
+        layers = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256))
+        return nn.parallel.DistributedDataParallel(layers, gradient_as_bucket_view=shares)
+
+    batches = lambda n: (torch.rand(n, 256),)  # noqa: E731
+    found = cb.footprint(make(), batches, batch_size=24, mode="training", optimizer="adam")
+    assert found.total == pytest.approx(min(real_peak(make, batches, training=True) for _ in range(3)), rel=0.01)
+    inside = make().module
+    alone = cb.footprint(inside, batches, batch_size=24, mode="training", optimizer="adam")
+    assert found.weights == alone.weights
+    assert found.gradients == (1 if shares else 2) * num_bytes(inside.parameters())
 
 
 def num_bytes(parameters):

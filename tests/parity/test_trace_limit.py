@@ -88,4 +88,4 @@ def test_an_operation_without_a_trace_is_run_on_little_data_alone():
     with TorchModule(nn.Sequential(linear), (1024,), mode="inference") as made:
         traced = made.peaks(2**40, None)
     assert max(traced.known) < 2**26 // 1024
-    assert traced.at(64) == 64 * (1024 + 4) * 4
+    assert traced.at(64) == 64 * (1024 + 4) * 4 + (1024 + 4) * 4  # of the weights a byte for each, of biases 4

@@ -16,6 +16,7 @@ from cubatch.memory.thumb_rules import Rule
 from cubatch.report.grid import Grid
 from cubatch.report.tables.common import shape, written
 from cubatch.tuning.device_memory import DeviceMemory, ModeMemory
+from cubatch.tuning.notes import note, sentence
 from cubatch.units import format_bytes, format_count, format_price, join_words
 
 _PARTS = (
@@ -177,6 +178,8 @@ def _not_counted(plans: Mapping[str, Footprint | ModuleFootprint]) -> str:
     modules = [plan for plan in plans.values() if isinstance(plan, ModuleFootprint)]
     source, recurrent = modules[0].overhead_source, modules[0].recurrent
     text = _ON_A_GPU.format(_segments(modules[0]), source) if source else _ON_A_CPU
+    if operators := sorted(set().union(*(each.data_dependent for each in modules))):
+        text += f" {sentence(note('data_dependent', operators=', '.join(operators)))}"
     return f"{text} {_OF_RECURRENT.format(join_words(recurrent))}" if recurrent else text
 
 
