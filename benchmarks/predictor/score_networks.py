@@ -137,8 +137,8 @@ def networks(folder: Path) -> dict[str, Mapping[str, object]]:
     """
     Return the errors of whole networks against published times, and the share inside their interval.
 
-    Predictions leave out what published steps do besides: a copy of the batch to the device, and in training setting
-    gradients to zero and adding to them. Their seconds are added here. The loss is left out.
+    Published steps also copy the batch to the device. In training they set gradients to zero and add to them. The
+    seconds of both are added to the predictions here. The loss is left out.
     """
     groups: dict[str, list[tuple[float, bool]]] = {}
     for gpu, model, mode, dtype, batch, copied, measured in _published(folder):
