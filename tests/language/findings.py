@@ -27,6 +27,7 @@ SECTIONS = ("Args:", "Attributes:", "Keys:", "Returns:", "Raises:", "Yields:", "
 MESSAGE_WORDS = 3  # strings of fewer words are keys and labels
 
 _PHRASES = [(re.compile(rf"\b(?:{key})\b", re.IGNORECASE), use) for key, use in RULES["phrases"].items()]
+_ANY_PHRASE = re.compile("|".join(RULES["phrases"]).lower())  # of lower-case text: most lines have none
 _FIRST = [(re.compile(rf"(?:{key})\b"), use) for key, use in RULES["first_words"].items()]
 _NAMES_RESULT = re.compile(r"\b(Return|return|Returns|Yields?|Whether)\b|^(Compute|Format|Join|List|Parse)\b")
 _SAYS_WHEN = re.compile(r"\b(any|empty|if|no|none|nothing|only|unless|without)\b|\"\"|\(\)", re.IGNORECASE)
@@ -84,6 +85,8 @@ def check_all(root: Path = ROOT) -> list[Finding]:
 
 def banned(text: str) -> list[str]:
     """Return the banned phrases in a text, each with its replacement."""
+    if not _ANY_PHRASE.search(text.lower()):
+        return []
     prose = re.sub(r"`[^`]*`", "`", text)
     return [f'"{hit.group()}": use {use}' for phrase, use in _PHRASES for hit in phrase.finditer(prose)]
 
