@@ -33,7 +33,7 @@ WITHOUT_BOUND = {
     "bench.bench_results._figures": "one of our own kernels",
     "hardware.gpu_library._check": "CuPy",
     "engine.layers._parameters": "one of our own functions",
-    "frameworks.attributes._is_own_file": "an imported module",
+    "frameworks.attributes.is_own_file": "an imported module",
     "frameworks.step_operators._written_arguments": "an operator of PyTorch",
     "frameworks.torch_memory._computes": "an operator of PyTorch",
     "hardware.architectures.like": "a compute capability",

@@ -38,7 +38,7 @@ def test_a_batch_is_cut_into_the_steps_that_take_the_least_time(target, num_devi
 @pytest.mark.parametrize(
     ("target", "num_devices", "size", "words"),
     [
-        (131, 1, 1, r"of 1 samples, fewer than.*; 128 and 256 can.*not measured: 131\. Raise"),  # a prime
+        (131, 1, 1, r"of 1 sample, fewer than.*; 128 and 256 can.*not measured: 131\. Raise"),  # a prime
         (48, 1, 48, "of 48 samples, at 85.1 % of .*; 128 can"),  # half-way from 16 to 21.33 ms are 18.67 ms
         (
             524,
