@@ -192,10 +192,11 @@ class ModuleRunner(BoundedRunner):
         """
         Prepare a batch size; return a function that runs a step in a loop with a data loader, on a batch of the loader.
 
-        If all batches of a size have the same shape, the step runs on the prepared batch instead.
+        If the loader does not make the module's batches, the step runs on the prepared batch, whose data may still be
+        in the caches.
         """
         self.draw(batch_size)
-        if not self._inputs.differ_in(loader):
+        if not self._inputs.come_from(loader):
             return lambda _: self.step()
         optimizers: list[Any] = []
 

@@ -314,9 +314,9 @@ class Inputs:
         """Whether batches are made of samples of unequal length, so that batches of one size differ."""
         return isinstance(self.source, batch_sources.DataSetBatches) and not self.source.is_even
 
-    def differ_in(self, loader: Any) -> bool:
-        """Return whether batches of one size have different shapes in a loop with this data loader."""
-        return self.is_uneven and getattr(self.source, "loader", None) is loader
+    def come_from(self, loader: Any) -> bool:
+        """Return whether batches are those of this data loader, with the arguments of a step in each."""
+        return getattr(self.source, "loader", None) is loader
 
     def moved(self, batch: Any, move: Callable[[Any], Any]) -> Call:
         """Return a batch that the user's source or loader made as arguments of a step; `move` is as for `drawn`."""
