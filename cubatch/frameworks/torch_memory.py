@@ -54,6 +54,12 @@ _SPARSE = (
     "tensors without data lose the elements of sparse ones. Make dense ones, such as gradients by "
     "Embedding(sparse=False), or measure steps with autotune_module()"
 )
+_SCRATCH = {"aten::linalg_matrix_exp": 12}
+"""
+Tensors of the size of its input that an operator holds next to its result, by ATen/native/LinearAlgebra.cpp.
+
+The norm of a matrix decides the degree of the polynomial. The highest takes 10 powers and sums of them, and 2 copies.
+"""
 _READING = frozenset({"aten::select", "aten::_local_scalar_dense"})  # operators that are computed if there are data
 
 PARTS = ("weights", "inputs", "gradients", "optimizer")
@@ -693,9 +699,13 @@ class _Watch:
         self._written.update(each.untyped_storage() for each in step_operators.changed(operation, arguments, options))
 
     def workspace(self, operation: Any, arguments: Sequence[Any]) -> Any:
-        """Return a tensor of the bytes that an operator takes while it runs, by `opaque` or oneDNN; None for others."""
+        """Return a tensor of the bytes that an operator takes while it runs, by `opaque` or a library; else None."""
         name = name_of(operation)
-        given = self.opaque.get(name, recurrent_workspace.scratch_bytes(name, arguments) if self._on_cpu else 0)
+        scratch = recurrent_workspace.scratch_bytes(name, arguments) if self._on_cpu else 0
+        if name in _SCRATCH:
+            self.guessed.add(str(operation))
+            scratch = _SCRATCH[name] * arguments[0].numel() * arguments[0].itemsize
+        given = self.opaque.get(name, scratch)
         with self._mode:
             return torch.empty(given, dtype=torch.uint8) if isinstance(given, int) and given else None
 

@@ -287,6 +287,30 @@ def test_sequences_whose_lengths_data_decide_take_what_a_real_step_takes(make, b
     assert found.total == pytest.approx(real_peak(make, batches, training=True), rel=0.05)
 
 
+class Exponential(nn.Module):
+    """The exponential of a matrix of weights, whose norm decides how many matrices PyTorch computes it from."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.weight = nn.Parameter(scale * torch.rand(256, 256))
+
+    def forward(self, x):
+        return x @ torch.linalg.matrix_exp(self.weight)
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_the_exponential_of_a_matrix_takes_what_a_real_step_of_a_large_norm_takes(mode):
+    """Within 5 %, and of a small norm no more than that; the operator is named among those that depend on data."""
+    batches = lambda n: (torch.rand(n, 256),)  # noqa: E731
+    found = cb.footprint(Exponential(0.1), batches, batch_size=24, **adam(mode))
+    large, small = (
+        real_peak(lambda: Exponential(scale), batches, training=mode == "training")  # noqa: B023
+        for scale in (0.1, 1e-6)
+    )
+    assert small <= found.total == pytest.approx(large, rel=0.05)
+    assert found.data_dependent == ("aten.linalg_matrix_exp.default",)
+
+
 class Table(nn.Module):
     """A table of words of which a step reads few, so that its gradient is sparse."""
 
