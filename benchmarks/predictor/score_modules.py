@@ -9,8 +9,6 @@ NVIDIA's DeepLearningExamples on V100s.  No network was used to fit the times of
 every other network.  "GPU left out" scores each GPU with the time of the host that fits all
 other GPUs best.  "Host known" takes the time that fits its own steps.  "Other networks" are the
 rest; their coverage was known when HOST_SD was chosen.
-
-Float16 steps are traced in float32, whose operators are the same.
 """
 
 from __future__ import annotations
@@ -41,7 +39,6 @@ HOPPER = ("h100-sxm", "h200-sxm")
 _FACTORS = np.exp(np.linspace(-1.5, 1.5, 61))  # on HOST_SECONDS
 _TRACED = (16, 256)  # of modules that were measured at many sizes
 _DTYPES = {"fp32": "float32", "fp16": "float16"}
-_HALVES = {"float32": "float16", "tf32": "float16"}
 _PUBLISHED = (
     ("pytorch_gpu_benchmark_ryujaehun.csv", "gpu_name_reported", "batch_total", "median_ms", True),
     ("deep_learning_benchmark_u39kun.csv", "gpu", "batch", "time_ms", False),
@@ -94,33 +91,26 @@ class Step:
 
         if self.model in zoo.TRANSFORMERS:
             return zoo.example(self.model).repeat(size, 1)
-        return torch.empty(size, 3, self.image, self.image)
+        return torch.empty(size, 3, self.image, self.image, dtype=getattr(torch, self.dtype))
 
 
 def operators(step: Step) -> tuple[Operator, ...]:
-    """Return the operators of a step: those of its trace in float32 and NCHW, in its own type and layout."""
-    every, gradients = _traced(attrs.evolve(step, dtype="float32", channels_last=False, keeps_gradients=False))
+    """Return the operators of a step: those of its trace in NCHW, in its own layout."""
+    every, gradients = _traced(attrs.evolve(step, channels_last=False, keeps_gradients=False))
     every = [each for each in every if not (step.channels_last and each.kind == "layout")]
     if step.keeps_gradients:
         every += gradient_operators(gradients)
-    if step.dtype == "float16":
-        every = [
-            attrs.evolve(
-                each, dtype=_HALVES[each.dtype], read_bytes=each.read_bytes // 2, written_bytes=each.written_bytes // 2
-            )
-            if each.dtype in _HALVES
-            else each
-            for each in every
-        ]
     return tuple(every)
 
 
 @functools.cache
 def _traced(step: Step) -> tuple[tuple[Operator, ...], tuple[int, ...]]:
     """Return the traced operators of a step, and the bytes of each gradient."""
+    import torch
+
     from cubatch.frameworks.torch_module import TorchModule
 
-    module = _module(step.model)
+    module = _module(step.model).to(getattr(torch, step.dtype))
     traced = TorchModule(
         module, step.batches, mode=step.mode, optimizer=step.optimizer or "sgd", autocast=step.autocast, records=True
     )

@@ -33,6 +33,8 @@ _TWO_PASSES = frozenset(
     {"native_batch_norm", "native_batch_norm_backward", "native_group_norm", "native_group_norm_backward"}
 )
 """They read their tensors once for sums over them, and again to apply these."""
+_WEIGHTS = {"native_batch_norm": 1, "native_batch_norm_backward": 2}
+"""Position of the weights of batch norms."""
 
 
 def records(
@@ -65,8 +67,8 @@ def records(
         pass_=Pass.FPROP,
         dtype=_dtype(written[0]),
         flops=_flops(function, arguments, options, result),
-        read_bytes=_read_bytes(name, inputs, outputs, written),
-        written_bytes=sum(map(_num_bytes, written)),
+        read_bytes=_read_bytes(name, inputs, outputs, written) * (wider := _wider(name, arguments)),
+        written_bytes=sum(map(_num_bytes, written)) * wider,
     )
     special = _SPECIAL.get(name) or (_attention if "scaled_dot_product" in name else None)
     yield from (whole,) if special is None else special(whole, list(arguments), outputs)
@@ -145,6 +147,17 @@ def _read_bytes(name: str, inputs: Sequence[Any], outputs: Sequence[Any], writte
     if name in {"fill_", "zero_", "copy_"} and inputs and inputs[0] is written[0]:
         return sum(sizes[1:])
     return sum(sizes) * (2 if name in _TWO_PASSES else 1)
+
+
+def _wider(name: str, arguments: Sequence[Any]) -> int:
+    """
+    Return the factor on the bytes of a call that moves them no faster than those of float32.
+
+    cuDNN takes no batch norm whose weights have 16 bits.  PyTorch's kernels for it load single elements
+    (`ATen/native/cuda/Normalization.cuh`).
+    """
+    weights = arguments[_WEIGHTS[name]] if name in _WEIGHTS else None
+    return 1 if weights is None else max(1, 4 // weights.itemsize)
 
 
 def _dtype(tensor: Any) -> str:
