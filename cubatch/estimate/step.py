@@ -101,12 +101,13 @@ def predict_step(
         calls = [Call.of_layer(layer, pass_, sizes, dtype) for layer, pass_, *_ in work]
         # PyTorch computes float32 convolutions in TF32 where it can, but no matrix products.
         conv_dtype = dtype_on("tf32", device) if library == "torch" and dtype == "float32" else dtype
-        layouts = _layouts(work, sizes, dtype) if library == "torch" and has_tensor_cores(device, conv_dtype) else {}
+        is_tensor = bool(has_tensor_cores(device, conv_dtype))
+        others = _others(work, calls, sizes, dtype, is_tensor=is_tensor, mode=mode) if library == "torch" else {}
         dtypes = [conv_dtype if call.is_convolution and len(call.extents) else dtype for call in calls]
-        dtypes += [dtype] * len(layouts)
-        every = [*calls, *layouts.values()]
+        dtypes += [dtype] * len(others)
+        every = [*calls, *others.values()]
         part, unseen_sd = parts_by_dtype(every, dtypes, sizes, device, scales=scales, notes=notes)
-        part.seconds[list(layouts)] += part.seconds[len(calls) :]
+        part.seconds[list(others)] += part.seconds[len(calls) :]
         part = attrs.evolve(part, seconds=part.seconds[: len(calls)], sd=part.sd[: len(calls)])
         scale_sd = float(np.hypot(unseen_sd, framework_sd(dtype)))
     total = part.seconds[places].sum(axis=0)
@@ -134,15 +135,37 @@ def predict_step(
     )
 
 
-def _layouts(work: Sequence[Work], sizes: Array, dtype: str) -> dict[int, Call]:
-    """Return by position in `work` the conversions from NCHW, in which PyTorch runs convolutions on Tensor Cores."""
-    layouts: dict[int, Call] = {}
-    for place, (layer, pass_, *_) in enumerate(work):
-        call = Call.of_layer(layer, pass_, sizes, dtype)
-        if call.is_convolution and len(call.extents) and not call.is_depthwise:  # depthwise kernels take NCHW
-            moved = 2 * (math.prod(layer.input_shape) + math.prod(layer.output_shape)) * BYTES_PER_ELEMENT[dtype]
-            layouts[place] = Call(pass_, np.zeros((0, len(sizes), len(EXTENTS))), moved * sizes, launches=2)
-    return layouts
+def _others(
+    work: Sequence[Work], calls: Sequence[Call], sizes: Array, dtype: str, *, is_tensor: bool, mode: str
+) -> dict[int, Call]:
+    """
+    Return by position in `work` what kernels of PyTorch move in addition to the call of the vendor's library.
+
+    Around a convolution on Tensor Cores (`is_tensor`) images are converted from NCHW.  A kernel of its own adds the
+    bias, or sums its gradient.  In training a batch norm reads its input twice.  cuDNN takes none whose parameters have
+    16 bits.  PyTorch's kernels for it load single elements, which takes as long as in float32
+    (`ATen/native/cuda/Normalization.cuh`).  Positions of maxima have 8 bytes, in inference too.
+    """
+    others: dict[int, Call] = {}
+    for place, ((layer, pass_, *_), call) in enumerate(zip(work, calls, strict=True)):
+        x, y = math.prod(layer.input_shape), math.prod(layer.output_shape)
+        elements, launches = 0.0, 0
+        if call.is_convolution and len(call.extents):
+            if is_tensor and not call.is_depthwise:  # depthwise kernels take NCHW
+                elements, launches = 2.0 * (x + y), 2
+            if "b" in layer.parameter_shapes and pass_ is not Pass.DGRAD:
+                elements += 2 * y if pass_ is Pass.FPROP else y
+                launches += 1
+        elif layer.has_statistics and mode == "training":
+            again, wider = x * (pass_ is Pass.FPROP), BYTES_PER_ELEMENT["float32"] / BYTES_PER_ELEMENT[dtype]
+            elements = again * wider + (layer.traffic(pass_, 1) - layer.parameters) * (wider - 1)
+            launches = int(pass_ is Pass.FPROP)
+        elif "argmax" in layer.saved_elements():
+            elements = 8 * y / BYTES_PER_ELEMENT[dtype]
+        if elements:
+            moved = elements * BYTES_PER_ELEMENT[dtype] * sizes
+            others[place] = Call(pass_, np.zeros((0, len(sizes), len(EXTENTS))), moved, launches=launches)
+    return others
 
 
 def _cubatch_part(

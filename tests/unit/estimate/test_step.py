@@ -18,7 +18,7 @@ from cubatch.estimate.vendor.vendor_model import FRAMEWORK_SD, FRAMEWORK_SD_16
 from cubatch.hardware.catalogue import find
 from cubatch.network import models
 from cubatch.network.graph import Network
-from cubatch.network.layers import Attention, Conv2d, Flatten, Linear, ReLU
+from cubatch.network.layers import Attention, BatchNorm2d, Conv2d, Flatten, Linear, MaxPool2d, ReLU
 from cubatch.network.passes import Pass
 from tests.unit.estimate.building import COSTS, stump
 from tests.unit.estimate.steps import (
@@ -117,7 +117,7 @@ def test_pytorch_launches_each_layer_once_forward_and_once_backward(shipped, mod
 
     The step is the root of the sum of squares of host and kernels, whose errors add up by their shares of it.
     """
-    conv = Conv2d(k=16, r=3, s=3, pad=1)
+    conv = Conv2d(k=16, r=3, s=3, pad=1, bias=False)
     net = Network(input_shape=(8, 8, 16), layers=[conv, ReLU(), conv, Flatten()])
     kernels, step = (predict_step(net, [1, 4096], CARD, mode=mode, library=name) for name in ("vendor", "torch"))
     assert step.seconds == pytest.approx(np.hypot(kernels.seconds, seconds), rel=SUM)
@@ -151,12 +151,52 @@ TENSOR = attrs.evolve(
 )  # fmt: skip
 def test_pytorch_converts_images_around_a_convolution_on_tensor_cores(shipped, layer, dtype, size):
     """In each pass two kernels read and write input and output, of `size` bytes an element; 0: no conversion."""
+    layer = attrs.evolve(layer, bias=False)
     step, plain = (
         predict_step(layer, [64], TENSOR, mode="training", dtype=dtype, library=name) for name in ("torch", "vendor")
     )
     moved = 2 * 64 * (math.prod(layer.input_shape) + math.prod(layer.output_shape)) * size
     for got, own in zip(step.passes, plain.passes, strict=True):
         more = moved / (MOVED_SHARE * 1.25e12) + 2 * LAUNCH_SECONDS if size else 0
+        assert got.seconds == pytest.approx(own.seconds + more, rel=SUM)
+
+
+@pytest.mark.parametrize(("layer", "tensors"), [(CONV, {Pass.FPROP: 2, Pass.WGRAD: 1}), (LINEAR, {})], ids=str)
+def test_pytorch_adds_the_bias_of_a_convolution_by_a_kernel_of_its_own(shipped, layer, tensors):
+    """It reads and writes the outputs, and another sums their gradients; the product of a linear layer has its bias."""
+    step, plain = (predict_step(layer, [64], CARD, mode="training", library=name) for name in ("torch", "vendor"))
+    for got, own in zip(step.passes, plain.passes, strict=True):
+        moved = tensors.get(got.pass_, 0) * 64 * math.prod(layer.output_shape) * 4
+        more = moved / (MOVED_SHARE * 1.25e12) + LAUNCH_SECONDS * bool(moved)
+        assert got.seconds == pytest.approx(own.seconds + more, rel=SUM)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_batch_norm_of_pytorch_takes_as_long_in_16_bits(shipped, dtype):
+    """
+    In training it reads its input twice forward, and loads 4 bytes or an element of 2 in the same time.
+
+    Backward, input and gradient are read for the parameters, and again for the gradient of the input.
+    """
+    net, n = Network(input_shape=(28, 28, 256), layers=[ReLU(), BatchNorm2d(), ReLU(), BatchNorm2d()]), 64
+    step = predict_step(net, [n], CARD, mode="training", dtype=dtype, library="torch")
+    taken = {each.pass_: float(each.seconds[0]) for each in step.passes if each.layer == net.nodes[-1].name}
+    tensor = 4 * n * 28 * 28 * 256 / (MOVED_SHARE * 1.25e12)
+    for pass_, (tensors, launches) in {Pass.FPROP: (3, 2), Pass.DGRAD: (3, 1), Pass.WGRAD: (2, 1)}.items():
+        assert taken[pass_] == pytest.approx(tensors * tensor + launches * LAUNCH_SECONDS, rel=1e-3)  # of parameters
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_max_pooling_of_pytorch_moves_positions_of_8_bytes(shipped, dtype):
+    """Forward it writes one for each output, backward it reads them; the kernels are the same."""
+    net, n = Network(input_shape=(28, 28, 256), layers=[BatchNorm2d(), MaxPool2d(r=2, s=2)]), 64
+    step, plain = (
+        predict_step(net, [n], CARD, mode="training", dtype=dtype, library=name) for name in ("torch", "vendor")
+    )
+    more = 8 * n * 14 * 14 * 256 / (MOVED_SHARE * 1.25e12)
+    pools = [(got, own) for got, own in zip(step.passes, plain.passes, strict=True) if got.layer == net.nodes[-1].name]
+    assert [got.pass_ for got, _ in pools] == [Pass.FPROP, Pass.DGRAD]
+    for got, own in pools:
         assert got.seconds == pytest.approx(own.seconds + more, rel=SUM)
 
 
