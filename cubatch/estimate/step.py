@@ -28,7 +28,7 @@ from cubatch.estimate.predictions import (
 from cubatch.estimate.scheduled import Scheduled, scheduled_passes
 from cubatch.estimate.vendor.algorithms import Array
 from cubatch.estimate.vendor.vendor_calls import EXTENTS, Call
-from cubatch.estimate.vendor.vendor_model import dtype_on, framework_sd, parts_by_dtype
+from cubatch.estimate.vendor.vendor_model import FRAMEWORK_SD, dtype_on, parts_by_dtype
 from cubatch.hardware.arithmetic import check_dtype, has_tensor_cores, peak_flops_per_second
 from cubatch.hardware.facts import BYTES_PER_ELEMENT, Device
 from cubatch.kernels.experimental import runnable
@@ -109,7 +109,7 @@ def predict_step(
         part, unseen_sd = parts_by_dtype(every, dtypes, sizes, device, scales=scales, notes=notes)
         part.seconds[list(others)] += part.seconds[len(calls) :]
         part = attrs.evolve(part, seconds=part.seconds[: len(calls)], sd=part.sd[: len(calls)])
-        scale_sd = float(np.hypot(unseen_sd, framework_sd(dtype)))
+        scale_sd = float(np.hypot(unseen_sd, FRAMEWORK_SD))
     total = part.seconds[places].sum(axis=0)
     sd = np.hypot(step_sd(part, np.bincount(places, minlength=len(work)).astype(float), total), scale_sd)
     host = np.zeros(len(sizes))

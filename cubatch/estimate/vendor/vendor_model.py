@@ -22,11 +22,12 @@ from cubatch.network.passes import Pass
 _OTHER_DTYPE_SD = 0.25
 _STORED_CONVOLUTION_SD = 0.8  # DeepBench's convolutions with float16 storage on a P100; products err as in float32
 _KNOWN_SD = 0.05  # a measured GPU: other boards, drivers and temperatures
-FRAMEWORK_SD, FRAMEWORK_SD_16 = 0.17, 0.43
+FRAMEWORK_SD = 0.1
 """
-Uncertainty of a framework's overhead: about 90 % of published whole networks lie inside the intervals.
+Standard deviation of the logarithm of a step's time that the overhead of a framework adds.
 
-See benchmarks/predictor/score_networks.py. Published networks in 16 bits used frameworks that stored channels first.
+Chosen on every other network of `benchmarks/predictor/score_networks.py`, of which 89 % in float32 and 91 % in float16
+are inside the intervals.  Of the other networks 92 and 90 % are.
 """
 
 _MULTIPLES = {"float16": 8, "bfloat16": 8, "tf32": 4}
@@ -43,11 +44,6 @@ def l2_of(device: Device) -> float:
     known = [each for each in catalogue.all_devices() if each.l2_bytes is not None]
     alike = [each for each in known if each.compute_capability == device.compute_capability] or known
     return float(np.median([each.l2_bytes or 0 for each in alike]))
-
-
-def framework_sd(dtype: str) -> float:
-    """Return the standard deviation of the logarithm of a step's time that a framework's overhead adds, by dtype."""
-    return FRAMEWORK_SD if dtype == "float32" else FRAMEWORK_SD_16
 
 
 @functools.lru_cache(maxsize=256)

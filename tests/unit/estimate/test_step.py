@@ -14,7 +14,7 @@ from cubatch.estimate import predictions
 from cubatch.estimate.cubatch_kernels import LAUNCH_SECONDS, MOVED_SHARE
 from cubatch.estimate.predictions import ModelNote, Scales
 from cubatch.estimate.step import predict_step
-from cubatch.estimate.vendor.vendor_model import FRAMEWORK_SD, FRAMEWORK_SD_16
+from cubatch.estimate.vendor.vendor_model import FRAMEWORK_SD
 from cubatch.hardware.catalogue import find
 from cubatch.network import models
 from cubatch.network.graph import Network
@@ -231,7 +231,7 @@ def test_channels_are_padded_on_tensor_cores(shipped, layer, dtype, multiple):
     assert "channels_padded" not in codes(want)
     alone = predict_step(layer, [40], TENSOR, dtype=dtype)
     # Of another generation than the one that was measured a quarter more is unknown.
-    assert half_width(alone) == pytest.approx([math.hypot(0.6, 0.25, FRAMEWORK_SD_16)])
+    assert half_width(alone) == pytest.approx([math.hypot(0.6, 0.25, FRAMEWORK_SD)])
 
 
 @pytest.mark.parametrize(("dtype", "device"), [("float32", TENSOR), ("float16", None), ("bfloat16", None)])
@@ -261,7 +261,7 @@ def test_16_bits_without_tensor_cores_are_computed_in_float32(shipped, layer, na
     (gemm,) = layer.gemms(Pass.FPROP, 64)
     moved = 64 * math.prod(layer.input_shape) * size / 1.25e12
     assert step.seconds == pytest.approx([product_seconds(gemm) + moved], rel=SUM)
-    assert half_width(step) == pytest.approx([math.hypot(sd, 0.05, FRAMEWORK_SD_16)])
+    assert half_width(step) == pytest.approx([math.hypot(sd, 0.05, FRAMEWORK_SD)])
     assert step.notes == (ModelNote("float32_arithmetic", dtype),)
 
 
@@ -333,7 +333,7 @@ def test_what_was_never_measured_errs_by_more_than_its_model(shipped, layer):
 def test_tensor_cores_are_as_sure_as_the_one_gpu_that_was_measured(shipped, capability, of_the_gpu):
     """Those of a V100 have its model's error; of any other generation a quarter more is unknown."""
     step = predict_step(CONV, [8], attrs.evolve(CARD, compute_capability=capability), dtype="float16")
-    assert half_width(step) == pytest.approx([math.hypot(0.3, of_the_gpu, FRAMEWORK_SD_16)])
+    assert half_width(step) == pytest.approx([math.hypot(0.3, of_the_gpu, FRAMEWORK_SD)])
 
 
 def test_the_interval_of_a_step_follows_from_the_covariance_of_its_passes(shipped):

@@ -14,7 +14,7 @@ from cubatch.estimate.cubatch_kernels import pass_seconds
 from cubatch.estimate.predictions import ModelNote, Scales
 from cubatch.estimate.step import predict_step
 from cubatch.estimate.vendor import vendor_model
-from cubatch.estimate.vendor.vendor_model import FRAMEWORK_SD_16, l2_of
+from cubatch.estimate.vendor.vendor_model import FRAMEWORK_SD, l2_of
 from cubatch.hardware import catalogue
 from cubatch.hardware.facts import Device
 from cubatch.network import models
@@ -155,7 +155,7 @@ def test_tensor_cores_are_spoken_of_only_where_they_multiply():
     """A ReLU in float16 needs none, and its interval is that of bytes on a GPU that is known."""
     step = predict_step(ReLU(h=8, w=8, c=64), [8], A100, dtype="float16")
     assert codes(step) == ["bytes_only"]
-    assert half_width(step) == pytest.approx([math.hypot(0.3, 0.05, FRAMEWORK_SD_16)])
+    assert half_width(step) == pytest.approx([math.hypot(0.3, 0.05, FRAMEWORK_SD)])
 
 
 def test_what_was_never_measured_is_less_sure():
