@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any, Self
 
 import attrs
@@ -148,3 +149,14 @@ def divisors(number: int) -> list[int]:
     """
     small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     return sorted({*small, *(number // n for n in small)})
+
+
+def common_divisor(ran: Collection[int], failed: Collection[int]) -> int:
+    """
+    Return the smallest number above 1 that divides all sizes that ran and none that failed; 1 if there is none.
+
+    Example:
+        >>> common_divisor([12, 24], [4, 8, 16]), common_divisor([8, 12], [4])
+        (3, 1)
+    """
+    return next((n for n in divisors(math.gcd(*ran))[1:] if all(size % n for size in failed)), 1)

@@ -53,12 +53,14 @@ class BoundedRunner(abc.ABC):
         compile_seconds: Seconds of the last `prepare` in which something was compiled; 0 if nothing was.
         num_samples: Samples of the data set that batches are made of; None if unknown.
         sizes: Small batch sizes that the user allows; empty if unknown.
+        multiple: A number of which all batch sizes of the user's data are multiples; 1 if all sizes are possible.
     """
 
     is_compiled = False
     compile_seconds = 0.0
     num_samples: int | None = None
     sizes: Sequence[int] = ()
+    multiple = 1
 
     def __init__(self, clock: HostClock, meter: Meter, memory_limit: int, dtype: str, own_bytes: int) -> None:
         self.clock = clock
@@ -133,7 +135,7 @@ class BoundedRunner(abc.ABC):
         self._is_informed = True
         look = MemoryLook(
             largest=None, why_not=self._why_not, first=None, memory_bytes=self._memory_limit, dtype=self.dtype,
-            num_samples=self.num_samples,
+            num_samples=self.num_samples, multiple=self.multiple,
         )  # fmt: skip
         if plan is None:
             return {**look, "raised": self._raised if top is None else None}
@@ -145,7 +147,8 @@ class BoundedRunner(abc.ABC):
 
     def _climb(self, plan: MemoryPlan, seconds: float, top: int | None) -> None:
         """Correct the plan by steps of growing batch sizes, up to `top` (None: no maximum), within about `seconds`."""
-        began, size, refused = time.monotonic(), _LOOK_FACTOR * max(plan.measured) if plan.measured else 1, 0
+        began, refused, multiple = time.monotonic(), 0, math.lcm(self.multiple, plan.multiple)
+        size = _LOOK_FACTOR * max(plan.measured) if plan.measured else self.multiple
         while size <= min(MAX_BATCH_SIZE if top is None else top, plan.largest(self._memory_limit, plan.most) or 1):
             before = time.monotonic()
             try:
@@ -156,7 +159,7 @@ class BoundedRunner(abc.ABC):
                 refused = _MOST_REFUSED if is_final else refused + 1
             finally:
                 self.release()
-            now, size = time.monotonic(), size * _LOOK_FACTOR
+            now, size = time.monotonic(), math.ceil(size * _LOOK_FACTOR / multiple) * multiple
             if refused == _MOST_REFUSED or now - began + _LOOK_FACTOR * (now - before) > seconds:
                 break
 

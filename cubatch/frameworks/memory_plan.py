@@ -53,6 +53,7 @@ class MemoryPlan:
         measured: Measured bytes by batch size.
         predicted: Predicted bytes of each measured size, just before its first measurement; None where unknown.
         earlier: Bytes measured before the heap was compacted; used until a size is measured again.
+        multiple: The largest number of which all traced batch sizes are multiples: a step may take no others.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class MemoryPlan:
         self._walked, self._grain, self._scatter, self._doubt = walked, grain, scatter, doubt
         self._is_traced = is_traced
         self._fixed = min(max(0, walked.at(0)), walked.at(1))
+        self.multiple = math.gcd(*walked.known)
         self.measured: dict[int, int] = {}
         self.predicted: dict[int, int | None] = {}
         self.earlier: dict[int, int] = {}

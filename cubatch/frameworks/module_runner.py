@@ -61,7 +61,7 @@ class ModuleRunner(BoundedRunner):
         )  # fmt: skip
         self._module, self._parameters, self._inputs, self._kind = module, parameters, inputs.on(device), kind
         self._device, self._seed, self._channels_last = device, seed, channels_last
-        self.num_samples, self.sizes = inputs.num_samples, inputs.sizes
+        self.num_samples, self.sizes, self.multiple = inputs.num_samples, inputs.sizes, inputs.multiple
         self._scaler = kind.scaler(device.type)
         self._walk_of, self._put_aside, self._is_cuda, self._is_loaded = walk, put_aside, is_cuda, False
         self._time_first: tuple[str, ...] = ()

@@ -22,23 +22,30 @@ from cubatch.units import first_line
 CALLABLE = "a function that can be imported and called without arguments"
 
 
-def pack(batches: Any, sizes: Sequence[int] = DRAWN_SIZES) -> Any:
+def examples(batches: Any, sizes: Sequence[int] = DRAWN_SIZES) -> tuple[Any, int]:
+    """
+    Return two batches of a data loader or data set, and the number of which it takes multiples only (1: it takes all).
+
+    They have the first sizes in `sizes` that it can make. Other inputs are returned as they are, with 1.
+    """
+    if isinstance(batches, str) or not isinstance(source := batch_sources.find(batches), batch_sources.DataSetBatches):
+        return batches, 1
+    drawn = draw_batches(source, sizes)
+    first, *_, last = drawn.batches.values()
+    return [tuple(batch) if isinstance(batch, list) else batch for batch in (first, last)], drawn.multiple
+
+
+def pack(example_inputs: Any) -> Any:
     """
     Return inputs for JSON: a shape as a list, a name as {"name": ...}, others as base64 text of `torch.save`.
 
-    Of a data loader or data set, two batches are written, of the first sizes in `sizes` that it can make.
-
     Raises:
-        InvalidArgument: If `torch.save` cannot write them, or a data set cannot make them.
+        InvalidArgument: If `torch.save` cannot write them.
     """
-    if is_shape(batches):
-        return list(batches)
-    if isinstance(batches, str):
-        return {"name": batches}
-    example_inputs = batches
-    if isinstance(source := batch_sources.find(batches), batch_sources.DataSetBatches):
-        first, *_, last = draw_batches(source, sizes).values()
-        example_inputs = [tuple(batch) if isinstance(batch, list) else batch for batch in (first, last)]
+    if is_shape(example_inputs):
+        return list(example_inputs)
+    if isinstance(example_inputs, str):
+        return {"name": example_inputs}
     saved = io.BytesIO()
     try:
         torch.save(example_inputs, saved)

@@ -213,7 +213,7 @@ class RankedRunner(BoundedRunner):
     def __init__(self, ranks: Ranks, runner: ModuleRunner, memory_limit: int) -> None:
         super().__init__(SlowestClock(self._do), runner.meter, memory_limit, runner.dtype, runner.own_bytes)
         self._ranks, self._runner, self.is_compiled = ranks, runner, runner.is_compiled
-        self.num_samples = runner.num_samples
+        self.num_samples, self.multiple = runner.num_samples, runner.multiple
 
     @property
     def peak_bytes(self) -> int | None:

@@ -23,6 +23,7 @@ from cubatch.frameworks.torch_state import kept_random_state
 from cubatch.measure.runner import Remark
 from cubatch.units import join_words
 from cubatch.user_code import takes
+from cubatch.workload import common_divisor
 
 _ALLOWED = (
     "a tensor, or a tuple (positional arguments) or dict (keyword arguments) of tensors with the batch as axis 0, "
@@ -32,10 +33,26 @@ _TWO = "Pass two batches of different size in a list, or a function from a batch
 _AS_IN_LOOP = "Pass a function from a batch size to (arguments, ..., targets), as your loop passes them on."
 _ARRAYS = "torch.from_numpy() makes a tensor of an array."
 _MULTIPLES = "If only multiples of a number are valid, state it with multiple_of."
-DRAWN_SIZES = (4, 8, 16)
-"""Batch sizes at which a source is called, to see what grows."""
+FURTHER_SIZES = (12, 24, 48)
+"""Batch sizes to try after errors at others, where only multiples of a number may be valid."""
+DRAWN_SIZES = (4, 8, 16, *FURTHER_SIZES)
+"""Batch sizes at which a source is called, to see what grows, until `_DRAWS` of the calls have returned batches."""
+_DRAWS = 3
 _WITH_TARGET = 2  # arguments of a loss: the output and a target
 _ANY = 99  # arguments: a function that takes 99 takes any number
+
+
+class Drawn(NamedTuple):
+    """Batches that a source made, by batch size, and the batch sizes at which it raised an error."""
+
+    batches: dict[int, Any]
+    refused: list[int]
+
+    @property
+    def multiple(self) -> int:
+        """The number of which the source takes multiples only, as far as the sizes show; 1: it takes all."""
+        inside = [size for size in self.refused if size > min(self.batches)]  # smaller ones may be too small
+        return common_divisor(self.batches, inside) if inside else 1
 
 
 class Call(NamedTuple):
@@ -63,7 +80,8 @@ class Inputs:
     loss: Any = None  # the loss that gets the output and the targets; None if unknown
     place: Any = None  # device of the module; None before `on`
     unpacks: bool = False  # whether a list that `source` makes holds arguments
-    sizes: tuple[int, ...] = ()  # small batch sizes that the user allows
+    sizes: tuple[int, ...] = ()  # small batch sizes that the user allows, and `source` makes
+    multiple: int = 1  # the batch sizes that `source` makes are multiples of it
 
     @classmethod
     def of(
@@ -84,7 +102,9 @@ class Inputs:
         }  # fmt: skip
         source = batch_sources.find(given)
         if source is not None:
-            return cls._compared(draw_batches(source, sizes), source, known)
+            drawn = draw_batches(source, sizes)
+            known["sizes"] = tuple(n for n in {**drawn.batches, **dict.fromkeys(sizes)} if n not in drawn.refused)
+            return cls._compared(drawn.batches, source, {**known, "multiple": drawn.multiple})
         if (pair := _pair(given, module)) is not None:
             return cls._compared(pair, None, known)
         return cls._of_one(given, dtype, known)
@@ -448,36 +468,37 @@ def _is_keywords(value: Any, module: Any) -> bool:
     return isinstance(value, dict) and bool(value) and all(key in names for key in value)
 
 
-def draw_batches(source: Source, sizes: Sequence[int] = DRAWN_SIZES) -> dict[int, Any]:
+def draw_batches(source: Source, sizes: Sequence[int] = DRAWN_SIZES) -> Drawn:
     """
-    Return three batches by batch size, of the first sizes that a source can make, or two if it makes no more.
+    Return three batches of the first sizes that a source can make, or two if it makes no more, and the sizes refused.
 
-    A data loader's own batch size and its multiples come last. Raises InvalidArgument if the source makes fewer, or
-    data loaders.
+    A data loader's own batch size and its multiples come after three others. Raises InvalidArgument if the source makes
+    fewer, or data loaders.
     """
-    batches: dict[int, Any] = {}
+    batches, refused = dict[int, Any](), list[int]()
     raised: Exception | None = None
     own = getattr(getattr(source, "loader", None), "batch_size", None) or 0
     with torch.random.fork_rng(devices=[]):
-        for n in dict.fromkeys([*sizes, *(own * count for count in (1, 2, 3) if own)]):
+        for n in dict.fromkeys([*sizes[:_DRAWS], *(own * count for count in (1, 2, 3) if own), *sizes[_DRAWS:]]):
             try:
                 batches[n] = source(n)
             except InvalidArgument:
                 raise
             except Exception as error:  # noqa: BLE001 - any error of a user's function
-                raised = error
+                raised = raised or error
+                refused.append(n)
             if batch_sources.is_loader(batches.get(n)):
                 remedy = "Pass a data loader itself: batches of any size are made of its samples."
                 raise InvalidArgument(
                     batch_sources.FIELD, "a function that returns data loaders", "one of inputs", remedy
                 )
-            if len(batches) == len(DRAWN_SIZES):
+            if len(batches) == _DRAWS:
                 break
     if len(batches) > 1:
-        return dict(sorted(batches.items()))
+        return Drawn(dict(sorted(batches.items())), refused)
     name = getattr(source, "__name__", type(source).__name__)
     remedy = "" if raised is None else f"It raised {type(raised).__name__}: {str(raised).rstrip('.')}. {_MULTIPLES}"
-    allowed = f"a function that makes inputs for {' and '.join(map(str, sizes))} samples"
+    allowed = f"a function that makes inputs for {' and '.join(map(str, sizes[:_DRAWS]))} samples"
     if isinstance(source, batch_sources.DataSetBatches):
         kind = f"a data {'set' if source.loader is None else 'loader'}"
         name, allowed = f"{kind} whose samples cannot be joined", f"{kind} whose samples can be joined to a batch"

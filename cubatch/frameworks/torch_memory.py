@@ -34,13 +34,15 @@ from cubatch.frameworks.input_growth import Path
 from cubatch.frameworks.input_objects import tensors_in
 from cubatch.frameworks.lazy_torch import torch
 from cubatch.frameworks.submodules import Running
-from cubatch.frameworks.torch_inputs import Inputs, tensors_at
+from cubatch.frameworks.torch_inputs import Inputs, arrays_at, tensors_at
 from cubatch.frameworks.torch_step import CALL_FIRST, StepKind, tensors_of
 from cubatch.network.importers import fake_logs
+from cubatch.workload import divisors
 
 _PROBES = (2, 16, 64)  # 1 is left out: PyTorch treats an extent of 1 apart
 _FEWEST = 2  # traces, for a line
 _MOST_RAISED = 3  # sizes whose traces raise errors before one ends: a module may take multiples of a number only
+_MOST_OTHERS = 3  # sizes that are traced after an error, those with most divisors first
 _MOST_RUN_BYTES = 1 << 26  # of inputs, with which an operation is run on zeros if PyTorch cannot trace it
 _MOST_CORRECTIONS = 4
 _NEAR = 0.01  # how near to what a step may take a size must lie that no other need be walked through
@@ -200,7 +202,12 @@ def peaks(
         return size in walks
 
     usual = sorted({min(size, top) for size in _PROBES})
-    is_in_time = _probe(trace, usual, lambda: [size for size in inputs.sizes if 1 < size <= top and size not in usual])
+
+    def others() -> list[int]:
+        allowed = {size for size in inputs.sizes if 1 < size <= top}
+        return sorted(allowed.difference(usual), key=lambda size: -len(divisors(size)))[:_MOST_OTHERS]
+
+    is_in_time = _probe(trace, usual, others)
     walks = dict(sorted(walks.items()))
     known = {size: walk.peak_bytes for size, walk in walks.items()}
     *_, (fewer, second), (most, last) = walks.items()

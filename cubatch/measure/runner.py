@@ -153,6 +153,7 @@ class MemoryLook(TypedDict):
         first: Bytes of a step with a batch of one sample; None if unknown.
         memory_bytes: Bytes that a step may take: the memory limit, less a copy of parameters that steps change.
         num_samples: Samples of the data set that batches are made of; None if unknown.
+        multiple: A number of which all batch sizes of the user's data are multiples; 1 if all sizes are possible.
         is_compiled: Whether the first step of a size may be compiled.
         dtype: Type of the computation, such as "float32".
     """
@@ -163,6 +164,7 @@ class MemoryLook(TypedDict):
     first: int | None
     memory_bytes: NotRequired[int]
     num_samples: NotRequired[int | None]
+    multiple: NotRequired[int]
     is_compiled: NotRequired[bool]
     dtype: str
 

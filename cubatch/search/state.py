@@ -21,6 +21,7 @@ from cubatch.measure.records import Candidate, Timing, by_trial
 from cubatch.search.curve_posterior import LEAST_VARIANCE, Array, CurvePosterior
 from cubatch.search.noise import has_cost
 from cubatch.search.posterior import Posterior, is_favored
+from cubatch.workload import common_divisor
 
 CLOSED = 0.01
 """No size is tried between two sizes that differ by at most this share of the smaller, or by 1."""
@@ -292,9 +293,7 @@ def is_likely(n: int, ran: Collection[int], failed: Collection[int], *, is_new: 
     """
     if not any(min(ran, default=0) < size < max(ran, default=0) for size in failed):
         return True
-    common = math.gcd(*ran)
-    divisors = (d for d in range(2, common + 1) if common % d == 0 and all(size % d for size in failed))
-    if (divisor := next(divisors, None)) is not None:
+    if (divisor := common_divisor(ran, failed)) > 1:
         return n % divisor == 0
     multiple = math.lcm(*ran)
     if any(multiple % size == 0 for size in failed):

@@ -125,6 +125,10 @@ _TEXT: Mapping[str, str] = {
         "Samples are of unequal length: a time in the table is that of one typical batch of the size, and batches of a "
         "loop may differ from it."
     ),
+    "multiples_only": (
+        "Only multiples of {multiple} were proposed: batches of other sizes raised an error. State what is accepted "
+        "with multiple_of."
+    ),
     "data_set_size": "No batch larger than the data set was proposed; samples in it: {count}.",
     STATE_REMAINS: (
         "Steps changed {attributes} of the module, which cannot be restored: batch sizes did not start from the same "

@@ -130,7 +130,7 @@ class _Session:
 
     @property
     def _multiple(self) -> int:
-        return math.lcm(self.subject.multiple, self.request.multiple_of)
+        return math.lcm(self.subject.multiple, self.request.multiple_of, self.ladder.facts.get("multiple", 1))
 
     @property
     def _largest_allowed(self) -> int | None:

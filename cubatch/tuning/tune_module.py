@@ -13,6 +13,7 @@ from cubatch.choices import Mode, ModuleOptimizer, Objective
 from cubatch.errors import InvalidArgument
 from cubatch.frameworks import batch_sources, loader_rate
 from cubatch.frameworks.ranks import Ranks
+from cubatch.frameworks.torch_inputs import FURTHER_SIZES
 from cubatch.frameworks.torch_module import TorchModule, check_module
 from cubatch.hardware import memory_limit as hardware_memory, probe
 from cubatch.hardware.facts import Device
@@ -211,15 +212,19 @@ def _drawn_sizes(request: Request) -> list[int]:
     """
     Return batch sizes at which to call the user's function of inputs, to see which axes grow with the batch.
 
-    Small sizes that the workload accepts come first, then sizes of `batch_sizes`.
+    Small sizes that the workload accepts come first, then sizes of `batch_sizes`, then multiples of many numbers.
     """
     multiples = [request.multiple_of * count for count in (1, 2, 3, 4, 8, 16)]
     sizes = multiples if request.divides is None else divisors(request.divides)
-    allowed = [n for n in sizes if request.accepts(n) and n <= (request.max_batch_size or n)]
+    allowed, further = (
+        [n for n in some if request.accepts(n) and n <= (request.max_batch_size or n)]
+        for some in (sizes, [request.multiple_of * count for count in FURTHER_SIZES])
+    )
     small = [n for n in allowed if n <= _SMALL]
     useful = [n for n in small if n >= _LEAST_USEFUL]
     chosen = useful[:3] if len(useful) > 1 else small[-3:] if len(small) > 1 else allowed[:3]
-    return list(dict.fromkeys([*chosen, *(request.batch_sizes or ())[:2], *multiples[: 2 if len(chosen) == 1 else 0]]))
+    listed, more = (request.batch_sizes or ())[:2], multiples[: 2 if len(chosen) == 1 else 0]
+    return list(dict.fromkeys([*chosen, *listed, *more, *further]))
 
 
 def _dtype_name(dtype: Any) -> Any:

@@ -15,6 +15,8 @@ from cubatch.errors import InvalidArgument  # noqa: E402
 from cubatch.frameworks import loader_rate, module_worker  # noqa: E402
 from cubatch.frameworks.batch_sources import DataSetBatches  # noqa: E402
 from cubatch.frameworks.torch_inputs import Inputs  # noqa: E402
+from cubatch.tuning.request import Request  # noqa: E402
+from cubatch.tuning.subjects.module_subject import NamedModuleSubject  # noqa: E402
 from tests.parity import named_modules  # noqa: E402
 
 nn, data = torch.nn, torch.utils.data
@@ -280,14 +282,33 @@ def test_a_loader_shows_by_its_batch_size_which_batches_it_makes(of_threes, monk
     monkeypatch.setattr(loader_rate, "measurable", lambda _: None)
     asked = {"mode": "training", "loss": nn.CrossEntropyLoss(), "device": "cpu", "max_batch_size": 24, "budget": 10.0}
     result = cb.autotune_module(nn.Linear(3, 2), of_threes, **asked)
-    assert result.batch_size % 3 == 0
+    assert all(m.batch_size % 3 == 0 for m in result.measurements)
     assert result.largest_measured == 24
 
 
 def test_batches_of_a_named_module_have_sizes_that_the_loader_makes(of_threes):
-    """The worker gets two of them."""
-    packed = module_worker.unpack(module_worker.pack(of_threes))
-    assert [len(batch[0]) for batch in packed] == [6, 18]
+    """The worker gets two of them, and no size is proposed that is no multiple of 3."""
+    kind = {"mode": "inference", "loss": None, "optimizer": "sgd", "autocast": None, "sizes": [4, 8, 16]}
+    name = f"{named_modules.__name__}:small"
+    subject = NamedModuleSubject.of(name, of_threes, {**kind, "accumulate": 1}, "cpu", Request.of())
+    assert [len(batch[0]) for batch in module_worker.unpack(subject.inputs)] == [6, 18]
+    assert subject.multiple == 3
+
+
+@pytest.mark.parametrize(
+    ("takes", "multiple"),
+    [(lambda n: n % 3 == 0, 3), (lambda n: n % 8 == 0, 8), (lambda n: n > 4, 1), (lambda n: n > 16, 1), (bool, 1)],
+)
+def test_the_number_of_which_a_function_takes_multiples_is_learned(takes, multiple):
+    """Only a size that is refused between others that are made shows one: small sizes may be too few."""
+
+    def batches(n):
+        assert takes(n)
+        return torch.rand(n, 3)
+
+    inputs = Inputs.of(batches, torch.float32)
+    assert inputs.multiple == multiple
+    assert all(map(takes, inputs.sizes[:2]))
 
 
 def test_a_loader_that_makes_no_batch_is_named_with_the_argument_for_multiples():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -55,6 +56,7 @@ class BoundedSubject(Subject):
     budget: float = 60.0
     accumulate: int = 1
     loader: Any = None
+    multiple: int = 1  # the user's data makes batches of multiples of it, as far as known before a runner is made
     optimizer: object | None = None  # None for a subject that is never trained: an ONNX file
     # versions that are added to the `environment` of the result
     versions: Mapping[str, Any] = attrs.field(factory=dict)
@@ -103,6 +105,9 @@ class BoundedSubject(Subject):
         if samples is not None and request.batch_sizes is None and samples < (request.max_batch_size or samples + 1):
             request = attrs.evolve(request, max_batch_size=max(samples, request.current or 1, request.multiple_of))
             notes.append(note("data_set_size", count=samples))
+        if (multiple := math.lcm(self.multiple, look.get("multiple", 1))) > 1 and request.batch_sizes is None:
+            request = attrs.evolve(request, multiple_of=math.lcm(request.multiple_of, multiple))
+            notes.append(note("multiples_only", multiple=multiple))
         if (left := look.get("memory_bytes", memory.bytes)) < memory.bytes:
             reason = "a copy of the parameters that its steps change takes the rest"
             memory = attrs.evolve(memory, bytes=left, note=reason, is_lowered=True)
@@ -124,7 +129,7 @@ class BoundedSubject(Subject):
         if look.get("is_compiled") and request.batch_sizes is None and len(ladder.candidates) > 1:
             ladder, without_one = _without_one(ladder, request)
             notes += without_one
-        facts = {"memory_bytes": memory.bytes, "note": memory.note, **look}
+        facts = {"memory_bytes": memory.bytes, "note": memory.note, **look, "multiple": multiple}
         return attrs.evolve(ladder, facts=facts, notes=tuple(notes))
 
     def _check_unbounded(self, request: Request, raised: str | None, why_not: str | None) -> None:

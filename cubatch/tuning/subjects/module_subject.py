@@ -109,14 +109,15 @@ class NamedModuleSubject(BoundedSubject):
             if isinstance(value, str) and ":" in value:
                 sources.append(ModuleSource.of(value, field))
         check_kind(kind["mode"], kind["loss"], kind["optimizer"], kind["autocast"])
-        inputs, resolved = module_worker.pack(batches, kind["sizes"]), probe.resolve(device)
+        example, multiple = module_worker.examples(batches, kind["sizes"])
+        inputs, resolved = module_worker.pack(example), probe.resolve(device)
         request.goal.check_device(resolved)
         memory = hardware_memory.memory_limit(resolved, request.memory_limit)
         resolved, memory, shares = share_cpus(resolved, memory, threads)
         return cls(
             name=name, library="torch", device=resolved, mode=kind["mode"], optimizer=kind["optimizer"],
             memory=memory, seed=request.seed, budget=request.budget, accumulate=kind["accumulate"],
-            inputs=inputs, kind=dict(kind), sources=tuple(sources), shares=shares,
+            inputs=inputs, kind=dict(kind), sources=tuple(sources), shares=shares, multiple=multiple,
         )  # fmt: skip
 
     @property

@@ -72,11 +72,20 @@ class Reads(Bounded):
         return {**super().look(**given), "num_samples": 48}
 
 
+class Threes(Bounded):
+    """A session whose data make batches of multiples of 3 only."""
+
+    def look(self, **given):
+        return {**super().look(**given), "multiple": 3}
+
+
 @pytest.mark.parametrize(
     ("given", "make", "last", "decided_by"),
     [
         ({}, Bounded, 100, "memory"),
         ({}, Reads, 48, "max_batch_size"),
+        ({}, Threes, 99, "max_batch_size"),
+        ({"multiple_of": 4}, Threes, 96, "max_batch_size"),
         ({"divides": 64}, Bounded, 64, "max_batch_size"),
         ({"multiple_of": 30}, Bounded, 90, "max_batch_size"),
     ],
@@ -87,6 +96,7 @@ def test_what_ends_the_sizes_below_the_memory_plan_is_the_limit(path, given, mak
         result = tune(path, kib=100, make=make, **given)
         assert (result.batch_size, result.largest_batch_size) == (last, 100)
         assert result.decided_by == decided_by
+        assert make is not Threes or all(m.batch_size % 3 == 0 for m in result.measurements)
 
 
 class Learns(Bounded):
