@@ -24,7 +24,7 @@ from cubatch.frameworks.lazy_torch import torch
 from cubatch.frameworks.module_footprint import ModuleFootprint
 from cubatch.frameworks.module_runner import ModuleRunner, channels_last
 from cubatch.frameworks.torch_compile import check_graphs
-from cubatch.frameworks.torch_inputs import DRAWN_SIZES, Inputs
+from cubatch.frameworks.torch_inputs import DRAWN_SIZES, FURTHER_SIZES, Inputs
 from cubatch.frameworks.torch_memory import Opaque, Peaks, Walk
 from cubatch.frameworks.torch_state import SavedState, StartState, trained, with_loss
 from cubatch.frameworks.torch_step import AUTOCAST, OPTIMIZERS, StepKind
@@ -33,9 +33,11 @@ from cubatch.hardware.facts import Device
 from cubatch.network.importers.torch_export import check_initialized
 from cubatch.units import first_line
 from cubatch.user_code import takes
+from cubatch.workload import common_divisor
 
 MODES = ("inference", "training")
 _FIRST_SIZES = 2, 16  # traced first for the largest batch that fits, where a line through them meets the limit
+_MOST_REFUSED = 3  # sizes whose traces raise errors before one ends
 
 
 class TorchModule:
@@ -97,6 +99,7 @@ class TorchModule:
         self._saved = SavedState(self._stepped, training=self._kind.training)
         self._called: Callable[..., Any] = module
         self._records, self._walks = records, dict[tuple[int, bool], Walk]()
+        self._first_sizes: Sequence[int] = _FIRST_SIZES
         self.on_trace: Callable[[int], object] = lambda _: None
 
     @property
@@ -247,12 +250,13 @@ class TorchModule:
         """
         Return the operators of traced steps by batch size: those of 2, 16 and `largest` that are at most `largest`.
 
-        Without `records` the sequences of operators are empty.
+        If the module does not take 2 or 16, others replace them, which the method `largest` traced. Without `records`
+        the sequences of operators are empty.
 
         Raises:
             NotImplementedError, InvalidArgument: As `walk`.
         """
-        sizes = sorted({min(size, largest) for size in (*_FIRST_SIZES, largest)})
+        sizes = sorted({min(size, largest) for size in (*self._first_sizes, largest)})
         return {size: self.walk(size).operators for size in sizes}
 
     def peak_bytes(self, batch_size: int) -> int:
@@ -288,7 +292,8 @@ class TorchModule:
         """
         Return a batch size whose footprint on a device is at most `num_bytes`, while that of the next size is more.
 
-        It is 0 if one sample takes more. If memory falls from one size to the next, several sizes qualify.
+        It is 0 if the smallest size takes more. If memory falls from one size to the next, several sizes qualify. Where
+        the module takes multiples of a number only, that is learned from the sizes that raise errors.
 
         `device` is as for `footprint`, None included.
 
@@ -308,13 +313,18 @@ class TorchModule:
             )
             return module_footprint.total_bytes(grown, gpu)
 
-        known, (low, high) = {size: traced(size) for size in _FIRST_SIZES}, _FIRST_SIZES
-        lives = [self.walk(size, on_gpu=gpu is not None).lives for size in _FIRST_SIZES]
+        known = _first_known(traced)
+        low, high = self._first_sizes = sorted(known)
+        lives = [self.walk(size, on_gpu=gpu is not None).lives for size in (low, high)]
         times = [[life[1:] for life in each] for each in lives]
-        if times[0] == times[1] and (guess := _largest(linear, num_bytes, known)):
-            # The operations may be others at these sizes.
-            known |= {size: traced(size) for size in (guess, guess + 1) if size <= MAX_BATCH_SIZE}
-        return _largest(traced, num_bytes, known)
+        guess = _largest(linear, num_bytes, known) if times[0] == times[1] else 0
+        # The operations may be others at these sizes.
+        return _largest(traced, num_bytes, known, [guess, guess + 1] if guess else [])
+
+    @property
+    def least_size(self) -> int:
+        """The smallest batch size that was traced."""
+        return min(size for size, _ in self._walks)
 
     @contextlib.contextmanager
     def _in_mode(self) -> Iterator[None]:
@@ -352,22 +362,54 @@ class TorchModule:
         )  # fmt: skip
 
 
-def _largest(total: Callable[[int], int], num_bytes: int, known: Mapping[int, int]) -> int:
+def _first_known(total: Callable[[int], int]) -> dict[int, int]:
+    """Return `total` at 2 and 16, or after an error there at other sizes, two altogether."""
+    known, refused = dict[int, int](), list[InvalidArgument]()
+    for size in (*_FIRST_SIZES, *reversed(FURTHER_SIZES)):
+        try:
+            known[size] = total(size)
+        except InvalidArgument as error:
+            refused.append(error)
+        if len(known) == len(_FIRST_SIZES):
+            return known
+        if refused and (not _is_of_size(refused[-1]) or (len(refused) == _MOST_REFUSED and not known)):
+            break
+    raise refused[0]
+
+
+def _is_of_size(error: InvalidArgument) -> bool:
+    """Return whether the error of a trace may concern its batch size: others are raised at all sizes."""
+    cause = error.__cause__
+    return cause is not None and not isinstance(cause, torch_memory.TraceTooLong) and not hasattr(cause, "func")
+
+
+def _largest(
+    total: Callable[[int], int], num_bytes: int, known: Mapping[int, int], guesses: Sequence[int] = ()
+) -> int:  # fmt: skip
     """
     Return a size with `total(size)` at most `num_bytes`, but not `total(size + 1)`; 0 if `total(1)` is more.
 
-    `known` has some of the values of `total`.
+    `known` has some of the values of `total`, and `guesses` are tried first. Where `total` raises errors for all sizes
+    but multiples of a number, the next multiple counts in place of the next size.
     """
-    known = dict(known)
-    for trial in itertools.count():
+    known, refused, multiple, waiting = dict(known), list[int](), 1, list(guesses)
+    for trial in itertools.count(-len(waiting)):
         fits = max((size for size, taken in known.items() if taken <= num_bytes), default=0)
         beyond = min((size for size in known if size > fits), default=MAX_BATCH_SIZE + 1)
-        if beyond - fits <= 1:
+        least, most = fits // multiple + 1, (beyond - 1) // multiple
+        if least > most:
             break
         # A line meets the limit at once where memory is linear. Segments of an allocator make steps: bisect those.
         guess = (fits + beyond) // 2 if trial % 2 and trial > 1 else Peaks(known).largest(num_bytes)
-        size = min(max(guess, fits + 1), beyond - 1)
-        known[size] = total(size)
+        guess = waiting.pop(0) if waiting else guess
+        size = multiple * min(max(guess // multiple, least), most)
+        try:
+            known[size] = total(size)
+        except InvalidArgument as error:
+            refused.append(size)
+            multiple, waiting = common_divisor(known, refused), []
+            if multiple == 1 or not _is_of_size(error):
+                raise
     return fits
 
 

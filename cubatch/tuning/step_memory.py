@@ -140,7 +140,8 @@ def max_batch_size(
         opaque: For a module only: as for `footprint`.
 
     Returns:
-        int: The largest batch size, any integer, not only powers of two.
+        int: The largest batch size, any integer, not only powers of two. If a module takes multiples of a number only,
+            it is the largest multiple.
 
     Raises:
         DoesNotFit: If not even one sample fits (also a MemoryError).
@@ -224,7 +225,7 @@ class ModuleStep:
         """
         if size := self.module.largest(limit, None if self.only_tensors else device):
             return size
-        least = self.footprint(1, device)
+        least = self.footprint(self.module.least_size, device)
         raise DoesNotFit(least.name, str(probe.resolve(device, live=False)), least.total, limit, least.mode)
 
 

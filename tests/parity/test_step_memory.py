@@ -836,6 +836,38 @@ def test_the_largest_batch_is_right_where_memory_falls_just_above_the_limit():
     assert taken(largest) <= limit < taken(largest + 1)
 
 
+class Multiples(nn.Module):
+    """Takes multiples of a number of samples, from a least number on."""
+
+    def __init__(self, number, least):
+        super().__init__()
+        self.number, self.least, self.scale = number, least, nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        if len(x) % self.number or len(x) < self.least:
+            raise ValueError(f"{len(x)} samples")
+        return x * self.scale
+
+
+@pytest.mark.parametrize("device", [None, "t4"])
+@pytest.mark.parametrize(("number", "least"), [(2, 2), (3, 3), (8, 8), (1, 4)])
+def test_the_largest_batch_is_a_multiple_where_a_module_takes_no_other(number, least, device):
+    """BLIP#101: traces of 2 samples, and of the sizes around the answer, raised."""
+    module, options = Multiples(number, least), {"mode": "training", "device": device}
+    largest = cb.max_batch_size(module, "1GiB", batches=(2**14,), **options)
+    totals = [cb.footprint(module, (2**14,), batch_size=n, **options).total for n in (largest, largest + number)]
+    assert totals[0] <= 2**30 < totals[1]
+    with pytest.raises(DoesNotFit) as caught:
+        cb.max_batch_size(module, "64KiB", batches=(2**14,), **options)
+    assert caught.value.needed_bytes == cb.footprint(module, (2**14,), batch_size=least, **options).total
+
+
+def test_a_module_that_takes_no_size_is_refused_with_its_first_error():
+    """Of 2 samples, as those of other sizes say the same."""
+    with pytest.raises(cb.InvalidArgument, match="ValueError: 2 samples"):
+        cb.max_batch_size(Multiples(1, 10**6), "1GiB", batches=(8,))
+
+
 def test_on_a_gpu_the_parts_are_those_of_the_tensors_and_of_its_allocator():
     """Of two layers in inference: weights of 4 KiB and 4 B times 10 share segments of 2 MiB; cuBLAS has 20 MiB."""
     plain = cb.footprint(nn.Linear(64, 32), (64,), batch_size=10)
