@@ -9,6 +9,7 @@ import operator
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import length_hint
 from typing import Any
 
 from cubatch import user_code
@@ -27,6 +28,7 @@ ALLOWED = (
     "a function from a batch size to inputs, a data loader or data set, two batches of different size, a batch, or the "
     "shape of one sample"
 )
+_END = object()  # in place of a sample, where an iterator has no other
 _MOST_SAMPLES, _MOST_SECONDS = 256, 2.0
 """A data set is read up to here; larger batches repeat its first samples."""
 _MOST_UNEVEN, _MOST_ELEMENTS = 4096, 2**24
@@ -190,16 +192,22 @@ class DataSetBatches:
             InvalidArgument: If the data set has no samples, or can be read only once: the loop would lack what is read.
         """
         began, samples, lengths, count = time.monotonic(), list[Any](), set[int](), 0
-        before = self._positions()
-        for sample in itertools.islice(self._all(), _MOST_UNEVEN):
+        ended = False
+        before, iterator = self._positions(), self._all()
+        start = self._numbers()
+        for sample in itertools.islice(iterator, _MOST_UNEVEN):
             samples.append(sample)
             lengths.add(length := num_elements(sample))
             count += length
             is_enough = len(samples) >= _MOST_SAMPLES and (len(lengths) == 1 or count > _MOST_ELEMENTS)
             if is_enough or time.monotonic() - began > _MOST_SECONDS:
                 break
+        else:
+            ended = next(iterator, _END) is _END
         self.is_even = len(lengths) <= 1
-        if any(before.get(key, position) != position for key, position in self._positions().items()):
+        has_moved = any(before.get(key, now)[0] != now[0] for key, now in self._positions().items())
+        is_empty = self._is_iterable and ended and bool(samples) and next(self._all(), _END) is _END
+        if has_moved or is_empty or self._continues(iterator, start):
             raise self._read_once()
         if not samples:
             raise InvalidArgument(FIELD, "a data set without samples", "one with a sample at least")
@@ -214,12 +222,34 @@ class DataSetBatches:
             raise self._read_once()
         return iterators[1]
 
-    def _positions(self) -> dict[int, Any]:
-        """Return, by identity, how far generators and iterators of Python in attributes of an iterable data set are."""
+    def _continues(self, iterator: Iterator[Any], start: Mapping[str, Any]) -> bool:
+        """
+        Return whether a data set that is its own iterator goes on where it was when it is iterated again.
+
+        It does if reading has changed numbers or texts in its attributes, `start` before, and none is put back.
+        """
+        moved = {name for name, value in self._numbers().items() if start.get(name) != value}
+        if iterator is not self._data_set or not moved:
+            return False
+        iter(self._data_set)
+        now = self._numbers()
+        return all(now.get(name) != start.get(name) for name in moved)
+
+    def _numbers(self) -> dict[str, Any]:
+        """Return the numbers and texts in attributes of the data set, by name."""
+        held = getattr(self._data_set, "__dict__", {})
+        return {name: value for name, value in held.items() if isinstance(value, int | float | str)}
+
+    def _positions(self) -> dict[int, tuple[Any, Iterator[Any]]]:
+        """
+        Return how far generators and iterators of Python in attributes of an iterable data set are, by identity.
+
+        They come with their position, as no other may get their identity.
+        """
         values = getattr(self._data_set, "__dict__", {}).values() if self._is_iterable else ()
         held = [each for each in values if isinstance(each, Iterator) and type(each).__module__ == "builtins"]
         return {
-            id(each): inspect.getgeneratorstate(each) if inspect.isgenerator(each) else operator.length_hint(each)
+            id(each): (inspect.getgeneratorstate(each) if inspect.isgenerator(each) else length_hint(each), each)
             for each in held
         }
 

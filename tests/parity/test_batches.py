@@ -359,6 +359,50 @@ def test_a_data_set_that_continues_where_it_was_is_refused():
     assert Inputs.of(Continued(restarts=True), torch.float32).batch_size == 16
 
 
+class Own(data.IterableDataset):
+    """Is its own iterator over numbered rows; `restarts` begins at the first one in each iteration."""
+
+    def __init__(self, *, restarts, count):
+        self.restarts, self.count, self.place, self.num_read = restarts, count, 0, 0
+
+    def __iter__(self):
+        self.place = 0 if self.restarts else self.place
+        return self
+
+    def __next__(self):
+        if self.place == self.count:
+            raise StopIteration
+        self.place, self.num_read = self.place + 1, self.num_read + 1
+        return torch.full((6,), float(self.place))
+
+
+class Hidden(data.IterableDataset):
+    """Makes an iterator for each iteration, over rows whose position Python does not show."""
+
+    def __init__(self):
+        self.rows = map(torch.ones, [6] * 20)
+
+    def __iter__(self):
+        yield from self.rows
+
+
+@pytest.mark.parametrize("count", [20, 5000], ids=["at its end", "in the middle"])
+def test_a_data_set_that_is_its_own_iterator_is_refused_if_it_goes_on_where_it_was(count):
+    """datasets#3645: the second iteration has other rows, or none."""
+    with pytest.raises(cb.InvalidArgument, match="Own that can be read only once"):
+        Inputs.of(Own(restarts=False, count=count), torch.float32)
+    again = Own(restarts=True, count=count)
+    for _ in range(2):
+        batch = Inputs.of(again, torch.float32).source(4)
+        assert batch[:, 0].tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_a_data_set_without_rows_in_a_second_iteration_is_refused():
+    """Nothing else shows that it can be read only once."""
+    with pytest.raises(cb.InvalidArgument, match="Hidden that can be read only once"):
+        Inputs.of(Hidden(), torch.float32)
+
+
 class Image:
     """A class of the program that is run, which no other process imports."""
 
