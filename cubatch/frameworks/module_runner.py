@@ -13,7 +13,7 @@ from cubatch.frameworks.bounded_runner import BoundedRunner
 from cubatch.frameworks.lazy_torch import torch
 from cubatch.frameworks.memory_meter import AllocatorMeter, HostMeter, Meter
 from cubatch.frameworks.torch_compile import compiled_only, num_graphs
-from cubatch.frameworks.torch_inputs import Call, Inputs, random_like, tensors_at
+from cubatch.frameworks.torch_inputs import Call, Inputs, arrays_at, random_like, tensors_at
 from cubatch.frameworks.torch_memory import Peaks, num_bytes
 from cubatch.frameworks.torch_state import StartState
 from cubatch.frameworks.torch_step import StepKind
@@ -267,6 +267,8 @@ class ModuleRunner(BoundedRunner):
         self._kind.step(self._bare, self._parameters, self._device.type, copies, self._scaler)()
         self._drop_gradients()
         written = {path for path, tensor, version in tensors if tensor._version != version}  # noqa: SLF001
+        before = {path: array.tobytes() for path, array in arrays_at(arguments).items()}
+        written |= {path for path, array in arrays_at(copies).items() if array.tobytes() != before[path]}
         self._kind = attrs.evolve(self._kind, written=self._kind.written | written)
         return bool(written)
 

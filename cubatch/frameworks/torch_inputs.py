@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import attrs
+import numpy as np
 
 from cubatch.errors import InvalidArgument
 from cubatch.frameworks import batch_sources
@@ -326,8 +327,9 @@ class Inputs:
                 raise InvalidArgument(batch_sources.FIELD, given, allowed, f"Or pass max_batch_size={rows}.")
 
     def with_copies(self, call: Call) -> Call:
-        """Return a call with copies of tensors that are the same in every batch: they may be the user's own."""
-        return with_copied_objects(call, {path for path, _ in tensors_at(call) if not self.grows(path)})
+        """Return a call with copies of arrays and of constant tensors, which may be the user's own."""
+        constant = {path for path, _ in tensors_at(call) if not self.grows(path)}
+        return with_copied_objects(call, {*constant, *arrays_at(call)})
 
     @property
     def is_uneven(self) -> bool:
@@ -345,7 +347,7 @@ class Inputs:
             placed = move(tensor.detach() if tensor.requires_grad else tensor)
             return placed.requires_grad_() if tensor.requires_grad else placed
 
-        def other(value: Any) -> Any:
+        def other(value: Any, _: Path) -> Any:
             return value.to(self.place) if hasattr(value, "to") and not isinstance(value, type) else value
 
         call = _call(batch, self.module, self.loss, is_batch=self.unpacks)
@@ -576,6 +578,19 @@ def tensors_at(call: Call) -> list[tuple[Path, Any]]:
     return sorted(tensors, key=lambda each: is_holder(_value_at(call, each[0][:-1])))
 
 
+def arrays_at(call: Call) -> dict[Path, Any]:
+    """Return the NumPy arrays of a call by their paths."""
+    arrays: dict[Path, Any] = {}
+
+    def noted(value: Any, path: Path) -> Any:
+        if isinstance(value, np.ndarray):
+            arrays[path] = value
+        return value
+
+    _mapped_at(tuple(call), lambda tensor, _: tensor, noted)
+    return arrays
+
+
 def _check_lists(call: Call) -> None:
     """Raise InvalidArgument for a list of tensors that may be the samples of a batch or several inputs."""
     argument = next(iter((*call.positional, *call.keyword.values())), None)
@@ -677,22 +692,26 @@ def with_copied_objects(call: Call, written: Collection[Path]) -> Call:
     """
     Return arguments for another step: objects that hold tensors are copied if possible, as a step may extend a cache.
 
-    Their tensors are shared, but for those at the paths in `written`, and for scalars, as a cache counts its tokens.
+    Tensors and arrays are shared, but for those at the paths in `written`, and for scalars in objects, as a cache
+    counts its tokens.
     """
+
+    def copy_written(value: Any, path: Path) -> Any:
+        return value.copy() if path in written else value
 
     def copy_changed(tensor: Any, path: Path) -> Any:
         is_shared = tensor.requires_grad or (tensor.ndim and path not in written)
         return tensor if is_shared else tensor.clone()
 
-    return Call(*_mapped_at(tuple(call), copy_changed, may_share=True))
+    return Call(*_mapped_at(tuple(call), copy_changed, copy_written, may_share=True))
 
 
 def _mapped_at(
-    tree: Any, change: Callable[[Any, Path], Any], other: Callable[[Any], Any] = lambda value: value, path: Path = (),
-    *, device: Any = None, may_share: bool = False,
+    tree: Any, change: Callable[[Any, Path], Any], other: Callable[[Any, Path], Any] = lambda value, _: value,
+    path: Path = (), *, device: Any = None, may_share: bool = False,
 ) -> Any:  # fmt: skip
     """
-    Return nested containers with each tensor replaced by `change(tensor, path)` and other values by `other(value)`.
+    Return nested containers with each tensor replaced by `change(tensor, path)`, other values by `other(value, path)`.
 
     Containers are tuples, lists, mappings, dataclasses, and objects that hold tensors, which may record a `device`.
     `may_share` is as for `copied`.
@@ -702,7 +721,7 @@ def _mapped_at(
     if is_holder(tree):
         return copied(tree, lambda each, place: change(each, (*path, place)), device, may_share=may_share)
     if not isinstance(tree, tuple | list | Mapping) and not dataclasses.is_dataclass(tree):
-        return other(tree)
+        return other(tree, path)
     return _rebuilt(
         tree, lambda key, item: _mapped_at(item, change, other, (*path, key), device=device, may_share=may_share)
     )

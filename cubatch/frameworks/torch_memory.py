@@ -428,7 +428,9 @@ def _walked(
             return optimizers[-1]
 
         # More than two batches take no more memory, and the others take as long as the second.
-        traced = attrs.evolve(kind, accumulate=min(2, kind.accumulate))
+        traced = attrs.evolve(
+            kind, accumulate=min(2, kind.accumulate), written=kind.written.union(arrays_at(arguments))
+        )
         watched = attrs.evolve(traced, optimizer=make_optimizer) if kind.training else traced
         step = watched.step(call, parameters, device.type, arguments)  # without a scaler, whose scale data choose
         watch.mark("weights", [*fakes.values(), quantized])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 import cubatch as cb
@@ -238,6 +240,25 @@ def test_a_constant_input_that_steps_write_to_is_as_before_in_each_step_and_afte
     batches = lambda n: (torch.rand(n, 8), table)  # noqa: E731
     assert "inputs_written" in stepped(Scaled(reads=reads), batches, mode=mode, constant_inputs=["table"])
     assert (table == 1).all()
+
+
+class Weighted(nn.Linear):
+    """Writes to an array of NumPy, which no tensor shows."""
+
+    def forward(self, x, weights):
+        assert (weights == 1).all()
+        weights *= 0.5
+        return super().forward(x) * torch.from_numpy(weights)
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize("as_example", [True, False])
+def test_an_array_that_steps_write_to_is_as_before_in_each_step_and_afterwards(mode, as_example):
+    """A step would see what the one before it wrote, and the user's array would be another."""
+    weights = np.ones(3, "float32")
+    batches = (torch.rand(4, 8), weights) if as_example else lambda n: (torch.rand(n, 8), weights)
+    assert "inputs_written" in stepped(Weighted(8, 3), batches, mode=mode)
+    assert (weights == 1).all()
 
 
 def test_inputs_that_no_trace_shows_to_be_written_are_as_they_were_made_in_each_step():
