@@ -66,6 +66,7 @@ class BoundedRunner(abc.ABC):
         self.clock = clock
         self.meter, self._memory_limit, self.dtype, self.own_bytes = meter, memory_limit, dtype, own_bytes
         self._plan: MemoryPlan | None = None
+        self._is_planned = False
         self._why_not: str | None = None
         self._raised: str | None = None
         self._trace_seconds = _TRACE_SECONDS
@@ -192,6 +193,10 @@ class BoundedRunner(abc.ABC):
             break
         plan.predicted |= plan.measured  # before them, nothing was predicted
         return plan if plan.measured and self._raised is None else None
+
+    def skip_trace(self, reason: str) -> None:
+        """Predict memory from measured steps alone; `reason` is why, for a message."""
+        self._why_not = reason
 
     def predicted(self, batch_size: int) -> int | None:
         """
@@ -332,17 +337,19 @@ class BoundedRunner(abc.ABC):
 
     def _planned(self, top: int | None = None) -> MemoryPlan | None:
         """Return the memory plan, made once from a trace or else from a first step; None if neither is possible."""
-        if self._plan is None and self._why_not is None:
+        if not self._is_planned:
             walked = None
             try:
-                walked = self.walk(self._memory_limit, top, self._trace_seconds)
-                self._plan = MemoryPlan(walked, self.meter.grain, self.meter.scatter)
+                if self._why_not is None:
+                    walked = self.walk(self._memory_limit, top, self._trace_seconds)
+                    self._plan = MemoryPlan(walked, self.meter.grain, self.meter.scatter)
             except CubatchError:
                 raise
             except TraceTooLong:
                 self._why_not = f"a trace of its operations did not end within {format_seconds(self._trace_seconds)}"
             except Exception as error:  # noqa: BLE001 - a user's module may raise any error on fake tensors
                 self._why_not = f"a step without data could not be traced ({first_line(error)})"
+            self._is_planned = True
             self._memory_limit = self.put_aside(walked)  # what fails here ends the run
             if walked is None:
                 self._plan = self._measured_plan(top)

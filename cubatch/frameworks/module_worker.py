@@ -108,13 +108,14 @@ def place_of(device: str) -> str:
 
 
 def runner(
-    *, build: str, inputs: Any, device: str, memory_limit: int, seed: int, **options: Any
+    *, build: str, inputs: Any, device: str, memory_limit: int, seed: int, untraced: str | None = None, **options: Any
 ) -> ModuleRunner:  # fmt: skip
     """
     Build the module, move it to its device (`Device.address`), and return a runner of its steps.
 
     `build` is "package.module:build", a function without arguments or a module, and `inputs` are as `pack` wrote them.
-    The seed is that of PyTorch before the build, and of random inputs. `options` are those of `TorchModule`.
+    The seed is that of PyTorch before the build, and of random inputs. `untraced` is why no step may be traced; None:
+    steps may be. `options` are those of `TorchModule`.
     """
     torch.manual_seed(seed)
     with user_code.users("module", build, CALLABLE):
@@ -127,4 +128,7 @@ def runner(
     subject = TorchModule(module.to(place), unpack(inputs), place=place, **options)
     subject.ready()
     garbage.freeze_objects()
-    return subject.runner(memory_limit, seed)
+    made = subject.runner(memory_limit, seed)
+    if untraced is not None:
+        made.skip_trace(untraced)
+    return made

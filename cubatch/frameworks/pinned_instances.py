@@ -51,6 +51,8 @@ class PinnedInstances(RemoteBoundedRunner):
         started = 0.0
         if not self._is_started:  # not before: their CPU time counts as that of the measurement
             began = time.monotonic()
+            for other in self._others:
+                other.factory = self.factory
             self._together(super().start, "start")
             self._is_started, started = True, time.monotonic() - began
         first: float | None = self._together(super().prepare, "prepare", batch_size)[0]

@@ -70,6 +70,7 @@ class RemoteRunner:
         starts: Whether to start the worker now.
 
     Attributes:
+        factory: The argument of this name, which the next start of a worker uses.
         step_seconds: Most seconds of one timing; None: no limit.
         launch: How steps were launched at the last query of memory, as `NetworkRunner.launch`; None if unknown.
         suspended_seconds: Seconds for which this process was suspended while it waited.
@@ -86,7 +87,7 @@ class RemoteRunner:
         self, factory: FactoryRef, *, prepare_seconds: float = PREPARE_SECONDS, remedy: str = _REMEDY,
         cpus: Sequence[int] = (), starts: bool = True,
     ) -> None:  # fmt: skip
-        self._factory, self._prepare_seconds, self._remedy, self._cpus = factory, prepare_seconds, remedy, list(cpus)
+        self.factory, self._prepare_seconds, self._remedy, self._cpus = factory, prepare_seconds, remedy, list(cpus)
         self._start_seconds = max(START_SECONDS, prepare_seconds)
         self.step_seconds: float | None = None
         self.launch: dict[str, Any] | None = None
@@ -242,7 +243,7 @@ class RemoteRunner:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         start = {
-            "do": "start", "factory": self._factory.path, "arguments": dict(self._factory.arguments),
+            "do": "start", "factory": self.factory.path, "arguments": dict(self.factory.arguments),
             "expected": identify(), "paths": behind, "pythonpath": os.environ.get("PYTHONPATH"), "cpus": self._cpus,
         }  # fmt: skip
         try:

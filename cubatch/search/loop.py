@@ -198,7 +198,8 @@ class Search:
         self.state = SearchState(
             goal=self.goal, ladder=self.candidates, closed={*outcomes, *lack_cost},
             timings={n: taken for n, taken in self.timings.items() if n not in over_memory},
-            failed={n: o.status for n, o in outcomes.items() if o.status in _FAILED or o.facts.get("type") == _REFUSED},
+            failed={n: o.status if o.facts.get("type") != WorkerDied.__name__ else "timeout"
+                    for n, o in outcomes.items() if o.status in _FAILED or o.facts.get("type") == _REFUSED},
             seconds_of_trial=lambda n, step: trial_seconds(
                 step, span, prepare_seconds=guess_prepare(n, prepare), left=left, around_seconds=around
             ),

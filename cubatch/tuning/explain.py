@@ -24,7 +24,7 @@ from cubatch.measure.stopping import MIN_ROUNDS
 from cubatch.network.passes import Pass
 from cubatch.search.posterior import Posterior
 from cubatch.tuning.anchors import Anchor
-from cubatch.tuning.decision import FAILURE, Decision, is_near
+from cubatch.tuning.decision import FAILURE, SPAN, Decision, is_near
 from cubatch.tuning.forecast_record import Forecast, PassShare, alike
 from cubatch.tuning.results import NOISY_SHARE, BatchSizeResult, Measurement, TuningResult
 from cubatch.tuning.sharpen import Sharpened
@@ -122,8 +122,16 @@ def headline(result: TuningResult, posterior: Posterior) -> str:
         why = "" if is_end else f", the {end} expected within {_tolerance(result)} of the best{limits}"
         best = f", the {_BEST[result.objective]}{limits}" if is_end and limits else ""
         alike_ = f"Sizes {_span(equal, result)} are {_EQUAL[result.objective]} within the noise{best}."
-        return f"Use batch size {n}: {value}{why}. {alike_}"
-    return f"Use batch size {n}: {value}, {_rank(result, n)}."
+        return f"Use batch size {n}: {value}{why}{_failure(result, n)}. {alike_}"
+    return f"Use batch size {n}: {value}, {_rank(result, n)}{_failure(result, n)}."
+
+
+def _failure(result: TuningResult, n: int) -> str:
+    """Return a phrase on the failure for no lack of memory that ends the sizes above `n`; empty text if none does."""
+    ran = result.largest_measured or 0
+    failed = (m for m in result.sizes.values() if m.status in ("error", "timeout") and m.batch_size > ran)
+    end = next(failed, None) if ran < SPAN * n else None
+    return "" if end is None else f"; {end.batch_size} {_FAILED[end.status]}"
 
 
 def _is_loop(result: TuningResult) -> bool:

@@ -42,6 +42,15 @@ class Dies(Small):
         return super().forward(x)
 
 
+class Exits(Small):
+    """Ends its process at more than 4 samples, also where it is traced."""
+
+    def forward(self, x):
+        if len(x) > 4:
+            os._exit(3)
+        return super().forward(x)
+
+
 class OfWords(nn.Module):
     def __init__(self):
         super().__init__()
@@ -86,6 +95,10 @@ def notes_mallopt():
 
 def dies():
     return Dies()
+
+
+def exits_above_four():
+    return Exits()
 
 
 def of_words():

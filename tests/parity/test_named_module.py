@@ -164,6 +164,18 @@ def test_a_worker_that_dies_is_replaced(place):
     assert len({process for process, _ in calls(place)}) == 2
 
 
+def test_sizes_below_one_that_ends_the_process_are_tuned(place):
+    """pytorch-beginner#22: neither the trace of larger sizes nor a step of one ends the run."""
+    asked = {"device": "cpu", "max_batch_size": 32, "budget": 60.0}
+    result = cb.autotune_module(f"{HERE}:exits_above_four", SHAPE, store=False, **asked)
+    assert result.batch_size in {1, 2, 3, 4}
+    assert {1, 4} <= {m.batch_size for m in result.measurements if m.timings_seconds}
+    failed = [m.batch_size for m in result.measurements if m.status == "error"]
+    assert failed
+    assert str(min(failed)) in result.reasons[0]
+    assert max(size for _, size in calls(place)) == 4
+
+
 def test_what_cannot_be_built_is_told_with_its_place():
     """The line that raised it is the user's to mend; no other process would help."""
     with pytest.raises(

@@ -138,6 +138,25 @@ def make_look(habit: str) -> LooksRunner:
     return LooksRunner({"1": habit}, "look", "")
 
 
+class TracedRunner(LooksRunner):
+    """A runner whose trace has a habit, unless it is made with the reason why it must not trace."""
+
+    untraced: str | None
+
+    def look(self, *, seconds: float, top: int | None, trace_seconds: float) -> dict[str, object]:
+        self.batch_size = 1
+        if self.untraced is None:
+            self._live("look")
+        return {"largest": top, "why_not": self.untraced}
+
+
+def make_traced(habit: str, untraced: str | None) -> TracedRunner:
+    """Make a runner that has a habit in the trace by which it learns of memory."""
+    runner = TracedRunner({"1": habit}, "look", "")
+    runner.untraced = untraced
+    return runner
+
+
 def make_graphs(path: str = "") -> FakeRunner:
     """Make a runner whose steps are said to be graphs of 7 launches, and which fails at a step of batch size 16."""
     runner = FakeRunner({"16": "mistake"}, "step", path)

@@ -149,7 +149,7 @@ class NamedModuleSubject(BoundedSubject):
         """Return a runner whose worker process builds the module and runs its steps."""
         arguments = {
             "build": self.name, "inputs": self.inputs, **self.kind, "memory_limit": self.memory.bytes,
-            "seed": self.seed, "device": self.device.address,
+            "seed": self.seed, "device": self.device.address, "untraced": None,
         }  # fmt: skip
         remedy = "In Python, autotune_module runs it in your own process if it is given the module, not its name."
         return self.remote("cubatch.frameworks.module_worker:runner", arguments, remedy)

@@ -198,6 +198,17 @@ def test_a_hang_closes_the_larger_sizes_of_a_search(first: int) -> None:
     assert result.batch_size < first
 
 
+def test_a_worker_that_dies_closes_the_larger_sizes_of_a_search() -> None:
+    """Each death takes two starts of a process, so that sizes above one that ended it twice are not tried."""
+    dies = Fails(set(range(5, 513)), error=WorkerDied("signal 11 ended it"))
+    sessions = Sessions(FakeDevice(RISES, behaviours=(dies,)))
+    _, result = seek(sessions, 512, budget=300.0)
+    died = [n for session in sessions.opened for n in session.prepared if n > 4]
+    assert died
+    assert died == sorted(died, reverse=True)
+    assert result.batch_size == 4
+
+
 @attrs.define
 class HangsLater(Hangs):
     """Hangs from the second step of a session on."""

@@ -288,6 +288,15 @@ def test_a_message_of_a_failure_is_given_once() -> None:
     assert sum("why of 16" in text for text in said) == 1
 
 
+@pytest.mark.parametrize(("size", "is_named"), [(16, True), (64, False)])
+def test_the_first_sentence_names_the_failure_that_ends_the_sizes(size: int, *, is_named: bool) -> None:
+    """Larger sizes than 8 are unknown if 16 failed; where 32 ran and is slower, a failure above decides nothing."""
+    ran = {4: rate(50, 4), 8: rate(100, 8)} | ({} if is_named else {16: rate(60, 16), 32: rate(50, 32)})
+    found = decide({**ran, size: ERROR})
+    assert found.batch_size == 8
+    assert (float(size) in numbers(found.reasons[0])) == is_named
+
+
 def test_a_missing_reference_step_has_a_remedy() -> None:
     """Drift of the host is in the comparison: a larger budget takes more timings, and may hold a reference step."""
     (missing,) = (text for text in explained.CASES["a CPU without a reference step"]().reasons if "reference" in text)

@@ -85,6 +85,21 @@ def test_a_size_that_ends_the_first_look_at_memory_is_not_the_end(habit):
         runner.close()
 
 
+@pytest.mark.parametrize("seconds", [1.0, 0.0])
+def test_a_trace_that_ends_the_process_is_not_the_end(seconds):
+    """A module that exits in larger batches does so in the trace too, and later workers trace nothing."""
+    factory = FactoryRef("tests.unit.worker_fakes:make_traced", {"habit": "exit", "untraced": None})
+    runner = RemoteBoundedRunner(factory, prepare_seconds=30.0, remedy="")
+    try:
+        look = runner.look(seconds=seconds, top=8, trace_seconds=0.5)
+        assert look["largest"] == 8
+        assert "exit status 3" in look["why_not"]
+        runner.restart()
+        assert runner.look(seconds=0.0, top=8, trace_seconds=0.5) == look
+    finally:
+        runner.close()
+
+
 def test_a_hang_of_the_first_look_takes_no_longer_than_one_of_a_size(monkeypatch):
     """A size that hangs did so twice: for 35 s in the steps that predict memory, and for 30 s when it was prepared."""
     waits = []
