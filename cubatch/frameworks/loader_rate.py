@@ -200,7 +200,7 @@ def measure(
     batches: Any = getattr(loader, "batch_sampler", None)
     return LoaderRate(
         batch_size=size, num_workers=loader.num_workers, samples_per_second=rates[size],
-        num_samples=_num_samples(loader), drop_last=bool(getattr(batches, "drop_last", loader.drop_last)),
+        num_samples=num_samples(loader), drop_last=bool(getattr(batches, "drop_last", loader.drop_last)),
         delay_seconds=cpu_seconds[size] / len(os.sched_getaffinity(0)) if shares_cpus else 0.0, rates=rates,
     )  # fmt: skip
 
@@ -335,8 +335,8 @@ def _rate(
         of the workers per sample.
     """
     skipped = max(1, loader.num_workers)
-    if (num_samples := _num_samples(loader)) is not None:  # an epoch of a small data set still has batches that count
-        batch_size = max(1, min(batch_size, num_samples // (2 * skipped + 1)))
+    if (epoch := num_samples(loader)) is not None:  # an epoch of a small data set still has batches that count
+        batch_size = max(1, min(batch_size, epoch // (2 * skipped + 1)))
     resized, count, spent, start = _resized(loader, batch_size), 0, 0.0, now()
     workers, loaded = _WorkerSeconds(), 0
     while spent < seconds and (not count or now() - start < _MOST_WAITS * seconds):
@@ -357,7 +357,7 @@ def _rate(
         spent += now() - began
     if not count or spent <= 0:
         allowed = f"one with more than {skipped} batches of {batch_size}: the first of each worker is not timed"
-        restart = " An iterable data set has to start over with each iteration." * (num_samples is None)
+        restart = " An iterable data set has to start over with each iteration." * (epoch is None)
         remedy = f"Use more samples or fewer workers.{restart}"
         raise InvalidArgument("loader", "a data loader with too few samples", allowed, remedy)
     return batch_size, count / spent, workers.per_sample(loaded)
@@ -411,7 +411,8 @@ def _sampler(loader: Any) -> Any:
     return batches.sampler if type(batches) is torch.utils.data.BatchSampler else None
 
 
-def _num_samples(loader: Any) -> int | None:
+def num_samples(loader: Any) -> int | None:
+    """Return the samples of an epoch of a data loader; None if unknown."""
     source = loader.dataset if (sampler := _sampler(loader)) is None else sampler
     return len(source) if hasattr(source, "__len__") else None
 

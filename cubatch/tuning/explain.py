@@ -271,6 +271,8 @@ def _loader(result: TuningResult) -> list[str]:
     if epoch is None:
         return [f"{text}."]
     last = f", the last of {format_counted(epoch[1], 'sample')}" if epoch[1] else ""
+    if epoch[1] in result.sizes and result.sizes[epoch[1]].status in ("error", "timeout"):
+        last += ", a size that failed: set drop_last=True"
     return [f"{text}.", f"An epoch has {format_count(epoch[0])} batch{'' if epoch[0] == 1 else 'es'} of {n}{last}."]
 
 

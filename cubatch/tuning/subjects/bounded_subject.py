@@ -101,7 +101,7 @@ class BoundedSubject(Subject):
             trace_seconds=max(_LEAST_TRACE_SECONDS, _TRACE_SHARE * request.budget),
         )
         memory, notes = self.memory, list[Note]()
-        samples = look.get("num_samples")
+        samples = look.get("num_samples") or (None if self.loader is None else loader_rate.num_samples(self.loader))
         if samples is not None and request.batch_sizes is None and samples < (request.max_batch_size or samples + 1):
             request = attrs.evolve(request, max_batch_size=max(samples, request.current or 1, request.multiple_of))
             notes.append(note("data_set_size", count=samples))

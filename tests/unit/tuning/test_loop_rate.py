@@ -19,7 +19,9 @@ RATES = ("samples_per_second", "step_samples_per_second", "loader_samples_per_se
 STEPS = {2: 300.0, 8: 1000.0, 64: 5000.0, 256: 9000.0}  # samples/s of the step alone
 
 
-def result(loader=None, *, steps=STEPS, dropped=(), current=None, objective="throughput", scatter=0.0, once=()):
+def result(
+    loader=None, *, steps=STEPS, dropped=(), failed=(), current=None, objective="throughput", scatter=0.0, once=()
+):
     """Answer from five timings in two trials, one of sizes in `once`; `scatter`: by which share they differ at most."""
     timings = [
         Timing(batch_size=n, round=10 * trial + place, seconds=n / step * (1 + scatter * (place + trial) / 5))
@@ -30,7 +32,9 @@ def result(loader=None, *, steps=STEPS, dropped=(), current=None, objective="thr
     ]
     outcomes = [Outcome(n, "dropped" if n in dropped else "ok") for n in steps]
     untimed = [] if current is None or current in steps else [current]
-    measured = Measured(timings=tuple(timings), outcomes=(*outcomes, *(Outcome(n, "not_run") for n in untimed)))
+    outcomes += [*(Outcome(n, "not_run") for n in untimed), *(Outcome(n, "error") for n in failed)]
+    measured = Measured(timings=tuple(timings), outcomes=tuple(outcomes))
+    untimed += failed
     candidates = [Candidate(n) for n in (*steps, *untimed)]
     setting = {"loader": loader}
     return answer(candidates, measured, goal=Goal(objective=objective), setting=setting, current=current)
@@ -116,6 +120,14 @@ def test_the_reasons_have_both_rates_and_the_epoch(monkeypatch):
     assert "500 batches of 2" in third
     for count, last in ((1000, "16 batches of 64, the last of 40 samples"), (961, "of 64, the last of 1 sample.")):
         assert last in result(attrs.evolve(rate(2000.0), num_samples=count)).reasons[2]
+
+
+@pytest.mark.parametrize(("failed", "is_named"), [([1], True), ([3], False), ([], False)])
+def test_an_incomplete_batch_of_a_size_that_failed_is_named_with_a_remedy(failed, is_named):
+    """pytorch#7716: a batch norm raises an error at the end of each epoch, whose last batch has one sample."""
+    found = result(attrs.evolve(rate(2000.0), num_samples=961), failed=failed)
+    assert found.batch_size == 64
+    assert ("drop_last=True" in found.reasons[2]) == is_named
 
 
 def test_no_reason_of_the_step_alone_contradicts_the_loop():
