@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-import operator
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -50,11 +49,15 @@ def find(given: Any) -> Source | None:
     """
     Return the function that makes a batch of a given size; None if the argument is an example.
 
-    InvalidArgument is raised for an iterator, and for a data set of whole batches, of which no single samples can be
-    read.
+    InvalidArgument is raised for an iterator and for several data loaders. It is also raised for a data set of whole
+    batches, of which no single samples can be read.
     """
     if is_loader(given):
         return LoaderBatches(given)
+    parts = given.values() if isinstance(given, Mapping) else given if isinstance(given, list | tuple) else ()
+    if any(map(is_loader, parts)):
+        remedy = "Pass a function from a batch size to inputs, which joins samples of all of their data sets."
+        raise InvalidArgument(FIELD, "several data loaders", ALLOWED, remedy)
     if _is_data_set(given):
         return DataSetBatches(given, None)
     if hasattr(given, "__next__") and not callable(given):

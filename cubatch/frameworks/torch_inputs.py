@@ -415,7 +415,8 @@ def _call(given: Any, module: Any, loss: Any, *, is_batch: bool) -> Call:
     Return a batch as arguments of a call: a mapping as keywords, a tuple as several, any other value as one.
 
     Args:
-        given: The batch. A mapping is one argument if the module takes one and none of its keys.
+        given: The batch. A mapping is one argument if the module takes one and none of its keys; a named tuple is if
+            the module takes one.
         module: The module that is called; items more than it takes are targets. None: there are no targets.
         loss: The loss, which shows how many items are its targets; None: one at most.
         is_batch: Whether a list holds arguments, as the batches of a data loader do.
@@ -425,7 +426,8 @@ def _call(given: Any, module: Any, loss: Any, *, is_batch: bool) -> Call:
     """
     if isinstance(given, Mapping):
         return _call_of_mapping(given, module)
-    is_tuple = isinstance(given, tuple) and not hasattr(given, "_fields")
+    is_one = hasattr(given, "_fields") and (module is None or takes(module, 1))
+    is_tuple = isinstance(given, tuple) and not is_one
     if not is_tuple and not (is_batch and isinstance(given, list)):
         return Call((given,), {})
     positional = tuple(given)

@@ -469,6 +469,8 @@ class Ignores(nn.Module):
     [
         (lambda n: (torch.ones(4, 3), torch.ones(4)), r"from batch size 4 to 16: input of shape \(4, 3\), the target"),
         (lambda _: None, r"from batch size 4 to 16: of type NoneType'. Make them of as many samples"),
+        ([data.DataLoader(torch.ones(8, 3))] * 2, "several data loaders.*a function from a batch size"),
+        ({"a": data.DataLoader(torch.ones(8, 3)), "b": torch.ones(4)}, "several data loaders"),
         (iter(data.DataLoader(torch.ones(8, 3))), r"an iterator, _Single.*Pass the object that it iterates over"),
         (data.DataLoader([torch.ones(n) for n in range(1, 9)]), "a data loader whose samples .*collate_fn that pads"),
         (lambda n: data.DataLoader(data.TensorDataset(torch.zeros(8, 3)), batch_size=n), "Pass a data loader itself"),

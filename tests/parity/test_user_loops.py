@@ -192,6 +192,22 @@ def test_items_without_a_receiver_are_refused_with_the_way_on():
         stepped(Masked(8, 3), named, mode="inference")
 
 
+class Fields(NamedTuple):
+    """A batch whose fields have names."""
+
+    x: Any
+    weight: Any
+
+
+@pytest.mark.parametrize(("takes", "count"), [(lambda x, weight: x, 2), (lambda batch: batch.x, 1)])
+def test_a_named_tuple_is_one_argument_only_of_a_module_that_takes_one(takes, count):
+    """A loop passes its fields to any other, which would lack arguments."""
+    module = nn.Module()
+    module.forward = takes
+    inputs = Inputs.of(lambda n: Fields(torch.rand(n, 8), torch.ones(n)), torch.float32, module=module)
+    assert len(inputs.call.positional) == count
+
+
 class Shifted(nn.Module):
     """Writes to its ids: after two steps on the same ones they would lie beyond the table."""
 
