@@ -146,6 +146,9 @@ def _not_compared(result: TuningResult, n: int, value: str) -> str:
     within = f" within {format_seconds(result.budget_seconds)}" if is_cut and result.budget_seconds else ""
     if _count_timed(result) > 1:
         what = "your size" if n == result.current_batch_size else "the best so far"
+        if len(result.sizes[n].timings_seconds) >= LEAST_TIMINGS:
+            remedy = "Raise budget, or measure on a quiet machine."
+            return f"No recommendation: {n}, {what}, is too uncertain{within}: {value}. {remedy}"
         return f"No recommendation: {n}, {what}, was timed only once{within}: {value}. Raise budget."
     failed = sum(m.status in _FAILED for m in result.sizes.values())
     count = f" ({format_counted(failed, 'other size')} failed)" if failed else ""
@@ -158,11 +161,14 @@ def is_compared(result: TuningResult) -> bool:
     """
     Return whether the timings support the recommended batch size.
 
-    It is the only candidate, lies right below a limit, or has at least LEAST_TIMINGS timings and others were timed.
+    It is the only candidate, lies right below a limit, or others were timed too.  Then it needs LEAST_TIMINGS timings,
+    and an interval that is no guess.
     """
     if len(result.sizes) == 1 or result.decided_by in ("memory", "latency_limit"):
         return True
-    return _count_timed(result) > 1 and len(result.sizes[result.batch_size or 0].timings_seconds) >= LEAST_TIMINGS
+    chosen = result.sizes[result.batch_size or 0]
+    is_guess = (chosen.half_width or 0.0) > _GUESS_SHARE
+    return _count_timed(result) > 1 and len(chosen.timings_seconds) >= LEAST_TIMINGS and not is_guess
 
 
 def _count_timed(result: BatchSizeResult) -> int:
