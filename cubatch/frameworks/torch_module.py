@@ -405,10 +405,10 @@ def _largest(
         size = multiple * min(max(guess // multiple, least), most)
         try:
             known[size] = total(size)
-        except InvalidArgument as error:
+        except InvalidArgument:
             refused.append(size)
             multiple, waiting = common_divisor(known, refused), []
-            if multiple == 1 or not _is_of_size(error):
+            if multiple == 1:
                 raise
     return fits
 
