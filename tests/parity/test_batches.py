@@ -15,6 +15,7 @@ from cubatch.errors import InvalidArgument  # noqa: E402
 from cubatch.frameworks import loader_rate, module_worker  # noqa: E402
 from cubatch.frameworks.batch_sources import DataSetBatches  # noqa: E402
 from cubatch.frameworks.torch_inputs import Inputs  # noqa: E402
+from cubatch.frameworks.torch_module import TorchModule  # noqa: E402
 from cubatch.tuning.request import Request  # noqa: E402
 from cubatch.tuning.subjects.module_subject import NamedModuleSubject  # noqa: E402
 from tests.parity import named_modules  # noqa: E402
@@ -284,6 +285,15 @@ def test_a_loader_shows_by_its_batch_size_which_batches_it_makes(of_threes, monk
     result = cb.autotune_module(nn.Linear(3, 2), of_threes, **asked)
     assert all(m.batch_size % 3 == 0 for m in result.measurements)
     assert result.largest_measured == 24
+
+
+def test_memory_is_learned_first_from_the_smallest_batch_that_a_loader_makes(of_threes):
+    """A batch of one sample cannot be made."""
+    with TorchModule(nn.Linear(3, 2), of_threes, mode="training", loss=nn.CrossEntropyLoss()) as subject:
+        runner = subject.runner(2**30, 0)
+        runner.look(seconds=10.0, top=24, trace_seconds=60.0)
+        assert runner.history[0]["batch_size"] == 3
+        runner.close()
 
 
 def test_batches_of_a_named_module_have_sizes_that_the_loader_makes(of_threes):

@@ -274,6 +274,7 @@ def test_an_array_that_steps_write_to_is_as_before_in_each_step_and_afterwards(m
     weights = np.ones(3, "float32")
     batches = (torch.rand(4, 8), weights) if as_example else lambda n: (torch.rand(n, 8), weights)
     assert "inputs_written" in stepped(Weighted(8, 3), batches, mode=mode)
+    assert TorchModule(Weighted(8, 3), batches, mode=mode).walk(4).peak_bytes > 0, "a trace of two steps ends"
     assert (weights == 1).all()
 
 

@@ -8,6 +8,7 @@ import attrs
 import pytest
 
 from cubatch.errors import DoesNotFit, NothingMeasured
+from cubatch.frameworks import loader_rate
 from cubatch.hardware import cpu_load, probe
 from cubatch.hardware.memory_limit import MemoryLimit
 from cubatch.tuning import session
@@ -55,11 +56,12 @@ class Net(BoundedSubject):
         return self.make(self.memory.bytes)
 
 
-def tune(path, *sizes, kib, progress=None, budget=60.0, make=Bounded, **given):
+def tune(path, *sizes, kib, progress=None, budget=60.0, make=Bounded, loader=None, **given):
     """Tune in so many KiB, of which a sample takes one."""
     memory = MemoryLimit(KIB * kib, KIB * kib, "")
     net = Net(
-        name="net", library="torch", device=probe.device("cpu"), memory=memory, mode="inference", seed=0, make=make
+        name="net", library="torch", device=probe.device("cpu"), memory=memory, mode="inference", seed=0, make=make,
+        loader=loader,
     )  # fmt: skip
     request = Request.of(batch_sizes=sizes or None, budget=budget, progress=progress, **given)
     return session.tune(net, attrs.evolve(request, store=False if path is None else path))
@@ -97,6 +99,25 @@ def test_what_ends_the_sizes_below_the_memory_plan_is_the_limit(path, given, mak
         assert (result.batch_size, result.largest_batch_size) == (last, 100)
         assert result.decided_by == decided_by
         assert make is not Threes or all(m.batch_size % 3 == 0 for m in result.measurements)
+
+
+def test_sizes_that_a_search_adds_are_multiples_too(monkeypatch):
+    """Between two candidates it would try others, at which the data make no batch."""
+    given, search = {}, session.loop.Search
+
+    def noted(**arguments):
+        given.update(arguments)
+        return search(**arguments)
+
+    monkeypatch.setattr(session.loop, "Search", noted)
+    tune(None, kib=100, make=Threes, multiple_of=4)
+    assert given["multiple"] == 12
+
+
+def test_no_batch_is_larger_than_the_data_set_of_the_loader(monkeypatch):
+    """Random batches may be of any size, but the loop has none of more samples than the loader."""
+    monkeypatch.setattr(loader_rate, "num_samples", len)
+    assert tune(None, kib=100, loader=range(48)).largest_measured == 48
 
 
 class Learns(Bounded):

@@ -19,10 +19,12 @@ def test_a_worker_that_died_between_two_visits_predicts_nothing_and_steps_again(
     runner = RemoteBoundedRunner(FactoryRef("tests.unit.worker_fakes:make"), prepare_seconds=30.0, remedy="")
     try:
         runner.prepare(1)
+        assert runner.compile_seconds == 0
         first = runner.worker_pid
         os.kill(first, signal.SIGKILL)
         assert runner.predicted(8) is None
         runner.prepare(8)
+        assert runner.compile_seconds > 0, "the start of a process does not count towards the budget"
         assert runner.time(1).seconds > 0
         assert runner.worker_pid != first
     finally:
