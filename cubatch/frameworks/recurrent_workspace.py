@@ -20,9 +20,6 @@ import attrs
 
 from cubatch.frameworks.lazy_torch import torch
 
-LAYERS = frozenset({"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"})
-"""Operators of all layers and time steps, which others compose."""
-
 OPERATOR = "aten::mkldnn_rnn_layer"
 _BACKWARD = "aten::mkldnn_rnn_layer_backward"
 _STEPS = (2, 4)

@@ -59,6 +59,8 @@ def records(
     written = _written(function, arguments, options, inputs, outputs)
     if not written or name in _NO_KERNEL:
         return
+    # In inference its statistics are given.
+    counted = "" if name == "native_batch_norm" and not arguments[5] else name
     whole = Operator(
         name=name,
         kind="bytes",
@@ -67,7 +69,7 @@ def records(
         pass_=Pass.FPROP,
         dtype=_dtype(written[0]),
         flops=_flops(function, arguments, options, result),
-        read_bytes=_read_bytes(name, inputs, outputs, written) * (wider := _wider(name, arguments)),
+        read_bytes=_read_bytes(counted, inputs, outputs, written) * (wider := _wider(counted, arguments)),
         written_bytes=sum(map(_num_bytes, written)) * wider,
     )
     special = _SPECIAL.get(name) or (_attention if "scaled_dot_product" in name else None)

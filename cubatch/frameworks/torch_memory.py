@@ -856,12 +856,13 @@ class _Watch:
 def _composed(operation: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
     """Return the result of an operation that is composed of others, as in eager mode; NotImplemented if it is not."""
     name = name_of(operation)
-    if name in recurrent_workspace.LAYERS:  # PyTorch's compositions of these in Python have other results in memory
-        return operation._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *arguments, **options)  # noqa: SLF001
     data, weight, bias = (*arguments, None, None, None)[:3]
     if name == "aten::linear" and bias is not None and data.dim() > weight.dim() and not data.is_contiguous():
         return operation(data, weight).add_(bias)  # the composition adds it in place only to tensors with data
-    return operation.decompose(*arguments, **options)
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(operation.name(), "CompositeImplicitAutograd"):  # noqa: SLF001
+        return NotImplemented
+    # decompose() prefers compositions in Python, which have other results in memory.
+    return operation._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *arguments, **options)  # noqa: SLF001
 
 
 def _has_data(tensor: Any) -> bool:
