@@ -45,6 +45,8 @@ _SAME_SHARE = 0.98
 """Settings that reach this share of the best rate are as good; the smallest batch and no delay are preferred."""
 _SLOW_FIRST = 1.5
 """A first call that takes this many times as long as later ones is more than their scatter."""
+_TORCHSERVE_QUEUE = 100
+"""Requests that a TorchServe model queues by default; it rejects others."""
 _RATE_STEPS = 8
 """Bisections of the highest arrival rate: to 0.4 % of the rate that the steps alone allow."""
 _MILLION, _SECONDS_PER_HOUR = 1e6, 3600.0
@@ -90,6 +92,7 @@ class ServingPlan(Shown):
         max_batch_size: Requests per step at most, in this plan.
         first_calls: Seconds of the first call in a process, by batch size.  It has the sizes up to the maximum whose
             first call takes at least 1.5 times as long as later ones.
+        timed_once: Batch sizes up to the maximum that were timed once, which shows no variation of their step.
         price_per_hour: Price of an instance for an hour, in any currency; None if it was not given.
     """
 
@@ -108,6 +111,7 @@ class ServingPlan(Shown):
     options: tuple[ServingOption, ...]
     max_batch_size: int
     first_calls: Mapping[int, float] = attrs.field(factory=dict, hash=False)
+    timed_once: tuple[int, ...] = ()
     price_per_hour: float | None
 
     @property
@@ -165,6 +169,12 @@ class ServingPlan(Shown):
         if self.timed_instances is not None:
             more = ": more need another machine" if self.instances > self.timed_instances else ""
             sentences.append(f"Steps were timed with {self.timed_instances} such instances at the same time{more}.")
+        if self.timed_once:
+            count = sum(option.max_batch_size <= self.max_batch_size for option in self.options)
+            sentences.append(
+                f"Batch sizes with a single timing, which shows no variation: {len(self.timed_once)} of the {count} up "
+                f"to {self.max_batch_size}. Tune with a larger budget."
+            )
         slowest = max(self.first_calls, key=lambda n: self.first_calls[n], default=None)
         if slowest is not None:
             limit = ", longer than the limit" if self.first_calls[slowest] > self.p99_limit else ""
@@ -221,11 +231,10 @@ class ServingPlan(Shown):
             raise InvalidArgument("closes_while_busy", self.closes_while_busy, "True in a plan for Ray Serve", remedy)
         if not isinstance(deployment, str) or not deployment.isidentifier():
             raise InvalidArgument("deployment", deployment, "the name of a class")
-        most = math.ceil(self.chosen.highest_rate * self.p99_limit / self.instances)  # by Little's law
         return (
             f"- name: {deployment}\n"
             f"  num_replicas: {self.instances}\n"
-            f"  max_ongoing_requests: {max(2 * self.max_batch_size, most)}  # those that the limit leaves time for\n"
+            f"  max_ongoing_requests: {self._most_waiting}  # those that the limit leaves time for\n"
             f"  user_config:\n"
             f"    max_batch_size: {self.max_batch_size}\n"
             f"    batch_wait_timeout_s: {self.queue_delay:.6g}\n"
@@ -237,11 +246,23 @@ class ServingPlan(Shown):
         return f"@bentoml.service(workers={self.instances})\n{batch}\n"
 
     def to_torchserve(self) -> str:
-        """Return the lines of a TorchServe `model-config.yaml`, whose delay is a whole number of milliseconds."""
+        """
+        Return the lines of a TorchServe `model-config.yaml`.
+
+        The delay is a whole number of milliseconds, at least 1: instead of 0, TorchServe 0.12 takes its default, 100.
+        """
         return (
             f"minWorkers: {self.instances}\nmaxWorkers: {self.instances}\n"
-            f"batchSize: {self.max_batch_size}\nmaxBatchDelay: {math.ceil(1e3 * self.queue_delay)}\n"
+            f"deviceType: {'cpu' if self.on_cpu else 'gpu'}\n"
+            f"batchSize: {self.max_batch_size}\nmaxBatchDelay: {max(1, math.ceil(1e3 * self.queue_delay))}\n"
+            f"jobQueueSize: {max(_TORCHSERVE_QUEUE, self.instances * self._most_waiting)}\n"
         )
+
+    @property
+    def _most_waiting(self) -> int:
+        """Requests of an instance, in the queue or in a step, that the limit leaves time for, by Little's law."""
+        most = math.ceil(self.chosen.highest_rate * self.p99_limit / self.instances)
+        return max(2 * self.max_batch_size, most)
 
 
 @attrs.frozen(kw_only=True, slots=False)
@@ -424,7 +445,9 @@ def serving_plan(
         overhead=overhead, closes_while_busy=closes_while_busy, instances=server.instances,
         threads=None if timed_instances is None else together.get("threads"), timed_instances=timed_instances,
         options=options,
-        max_batch_size=largest, first_calls=first_calls, price_per_hour=price_per_hour,
+        max_batch_size=largest, first_calls=first_calls,
+        timed_once=tuple(n for n in sizes if n <= largest and len(measured[n].timings_seconds) == 1),
+        price_per_hour=price_per_hour,
     )  # fmt: skip
 
 
@@ -445,15 +468,16 @@ def _steps(measured: Mapping[int, Measurement]) -> list[list[float]]:
     """
     Return for each number of samples 1, 2, ..., up to the largest measured one, a list of seconds of a step.
 
-    The time of a step is interpolated between measured sizes, and varies as the timings of the nearest size.  Their
-    mean is at least that time: otherwise a few fast timings raise the rate above the measured one.  Batches below the
-    smallest measured size take as long as that, as a server pads them.
+    The time of a step is interpolated between measured sizes.  It varies as the timings of the nearest size that has
+    several.  Their mean is at least that time: otherwise a few fast timings raise the rate above the measured one.
+    Batches below the smallest measured size take as long as that, as a server pads them.
     """
     sizes = sorted(measured)
+    several = [n for n in sizes if len(measured[n].timings_seconds) > 1] or sizes
     times = np.interp(range(1, sizes[-1] + 1), sizes, [measured[n].latency_seconds or 0.0 for n in sizes])
     steps = []
     for n, usual in enumerate(times, start=1):
-        timings = measured[min(sizes, key=lambda size: abs(math.log(size / n)))].timings_seconds or (1.0,)
+        timings = measured[min(several, key=lambda size: abs(math.log(size / n)))].timings_seconds or (1.0,)
         unit = min(median(timings), fmean(timings))
         steps.append([float(usual) * seconds / unit for seconds in timings])
     return steps

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 
 import attrs
@@ -283,10 +282,40 @@ def test_settings_of_servers_hold_the_plan():
     assert int(ray["max_ongoing_requests"]) >= size  # fewer would never fill a batch
     assert f"max_batch_size={size}" in plan.to_bentoml()
     assert f"workers={instances}" in plan.to_bentoml()
-    torchserve = dict(re.findall(r"(\w+): (\d+)", plan.to_torchserve()))
-    assert torchserve == {
-        "minWorkers": str(instances), "maxWorkers": str(instances), "batchSize": str(size),
-        "maxBatchDelay": str(math.ceil(1e3 * delay)),
-    }  # fmt: skip
     with pytest.raises(cb.InvalidArgument, match="deployment"):
         plan.to_ray_serve("a: b")
+
+
+def test_a_size_that_was_timed_once_varies_as_others_do():
+    """Of single requests one timing is known; one step in five of 8 takes three times as long: so does theirs."""
+    sizes = [
+        measurement(n, saturating(n), timings_seconds=[saturating(n) * each for each in factors])
+        for n, factors in ((1, (1.0,)), (8, (1.0, 1.0, 1.0, 1.0, 3.0)))
+    ]
+    result = cb.TuningResult.from_mapping(tuned(mode="inference", measurements=sizes))
+    plan = cb.serving_plan(result, arrival_rate=1.0, p99=0.06)
+    assert plan.load.p95 == pytest.approx(3 * saturating(1))
+    assert (plan.max_batch_size, plan.timed_once) == (8, (1,))
+    assert any("1 of the 2 up to 8" in reason for reason in plan.reasons)
+    often = cb.serving_plan(result_of(saturating, spread=(1.0, 1.0)), arrival_rate=1.0, p99=0.1)
+    assert often.timed_once == ()
+
+
+@pytest.mark.parametrize(("delay", "milliseconds"), [(0.0, 1), (0.0004, 1), (0.0021, 3)])
+def test_torchserve_reads_each_value_as_it_was_planned(delay, milliseconds):
+    """
+    TorchServe 0.12 takes 100 ms instead of a delay of 0, and rejects requests above 100 that wait.
+
+    ModelConfig.java has its keys, ModelManager.java its defaults.  At 5000 requests/s, 250 fit into a limit of 50 ms.
+    """
+    plan = cb.serving_plan(result_of(saturating), arrival_rate=5000.0, p99=0.05)
+    delayed = attrs.evolve(plan, options=[attrs.evolve(plan.chosen, queue_delay=delay)], on_cpu=True)
+    settings = dict(re.findall(r"(\w+): (\w+)", delayed.to_torchserve()))
+    assert settings.pop("deviceType") == "cpu"
+    whole = {key: int(value) for key, value in settings.items()}
+    assert whole.pop("jobQueueSize") >= max(250, plan.instances * plan.max_batch_size)
+    assert whole == {
+        "minWorkers": plan.instances, "maxWorkers": plan.instances, "batchSize": plan.max_batch_size,
+        "maxBatchDelay": milliseconds,
+    }  # fmt: skip
+    assert "deviceType: gpu" in plan.to_torchserve()
