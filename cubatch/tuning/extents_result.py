@@ -185,18 +185,21 @@ class ExtentsResult(Shown):
 
     def to_fairseq(self) -> str:
         """
-        Return the option of `fairseq-train` for batches of as many tokens as the budget.
+        Return the options of `fairseq-train` for batches of as many tokens as the budget.
+
+        By default, fairseq 0.12 leaves samples to the next batch until their number is a multiple of 8.
 
         Raises:
             InvalidArgument: If there is no token budget.
         """
-        return f"--max-tokens {self._budget()}"
+        return f"--max-tokens {self._budget()} --required-batch-size-multiple 1"
 
     def to_vllm(self) -> str:
         """
         Return the options of `vllm serve` for steps of as many prompt tokens as the budget.
 
-        `--max-num-seqs` is the number of prompts of the smallest extent in such a step.
+        `--max-num-seqs` is the number of prompts of the smallest extent in such a step. It also bounds the requests for
+        which tokens are generated at the same time: leave it out, or raise it, for models that generate.
 
         Raises:
             InvalidArgument: If there is no token budget.

@@ -269,7 +269,7 @@ def test_exports_hold_the_sizes_of_the_result():
     """Buckets have the recommended sizes, and options the token budget; without one they are refused."""
     result = results_of(64, 128)
     assert result.token_budget == 128  # one sample is as fast as many
-    assert result.to_fairseq() == "--max-tokens 128"
+    assert result.to_fairseq() == "--max-tokens 128 --required-batch-size-multiple 1"  # by default 8
     assert result.to_vllm() == "--max-num-batched-tokens 128 --max-num-seqs 2"  # two prompts of 64
     assert result.to_lhotse().splitlines()[1:] == ["bucket_duration_bins: [64, 128]", "bucket_batch_size: [1, 1]"]
     assert "bucket_duration_bins: [0.64, 1.28]" in result.to_lhotse(tokens_per_unit=100)
