@@ -30,9 +30,6 @@ _TRACE_SECONDS = 15.0  # of a trace, where `look` was not called
 _UNTRACED_DOUBT = 2.0
 """As `memory_plan.DOUBT` without a trace: steps of twice the size may then take four times as much."""
 
-_RESOLVED = 4
-"""Grains of the meter from which on bytes are extrapolated without a trace: they are at most a quarter too high."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -214,15 +211,13 @@ class BoundedRunner(abc.ABC):
         Return the present prediction: the largest size that fits, and the peak bytes of sizes given to `predicted`.
 
         The memory of a held reference step counts as free: only a search holds one. None if `look` was not called: a
-        resumed run steps few sizes, so the cached prediction is better. The largest size is None without a trace if
-        all measured sizes took so little memory that the grain of the meter distorts their growth.
+        resumed run steps few sizes, so the cached prediction is better.
         """
         if (plan := self._plan) is None or not self._is_informed:
             return None
-        taken = max([*plan.measured.values(), *plan.earlier.values()], default=0) - self.own_bytes
-        is_rough = self._why_not is not None and taken < _RESOLVED * self.meter.grain
         return {
-            "largest": None if is_rough else plan.largest(self._memory_limit + self._reference_bytes),
+            "largest": plan.largest(self._memory_limit + self._reference_bytes),
+            "is_rough": plan.is_rough,
             "bytes": [(n, known) for n in sorted(self._requested) if (known := plan.known_at(n)) is not None],
         }
 

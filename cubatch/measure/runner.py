@@ -171,12 +171,14 @@ class MemoryLook(TypedDict):
 
 class MemoryForecast(TypedDict):
     """
-    The `largest` batch size that fits, None if unknown, and `bytes`.
+    The `largest` batch size that fits, whether it `is_rough`, and `bytes`.
 
-    These are pairs of a batch size and the predicted bytes of its step.
+    It is rough if the sizes that ran took too little memory. `bytes` are pairs of a batch size and the predicted bytes
+    of its step.
     """
 
-    largest: int | None
+    largest: int
+    is_rough: bool
     bytes: list[tuple[int, int]]
 
 

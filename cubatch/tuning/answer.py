@@ -50,6 +50,7 @@ def answer(
     # fields of TuningResult that measuring does not decide; those left out are unknown. `created` is now, if missing
     setting: Mapping[str, Any],
     largest_batch_size: int | None = None,  # largest_batch_size, is_listed, multiple: as for `decision.decide`
+    is_rough: bool = False,  # whether the largest size may be far off, so that the result has none
     # the largest size that the data set, `multiple_of` or `divides` allows; None if memory or `max_batch_size` is the
     # limit
     largest_allowed: int | None = None,
@@ -112,7 +113,7 @@ def answer(
         batch_size=None,
         fastest_batch_size=None,
         current_batch_size=current,
-        largest_batch_size=largest_batch_size,
+        largest_batch_size=None if is_rough else largest_batch_size,
         largest_measured=max((n for n, taken in timings.items() if taken), default=None),
         tied_with=(),
         decided_by=None,
@@ -141,6 +142,8 @@ def answer(
             is_listed=is_listed,
             multiple=multiple,
         )
+        if is_rough and decision.limit == "memory" and not any(m.status == "out_of_memory" for m in measurements):
+            decision = attrs.evolve(decision, limit=None)
         result = _in_loop(
             attrs.evolve(
                 result,

@@ -164,6 +164,10 @@ _TEXT: Mapping[str, str] = {
         "The largest batch size that fits is unknown: the memory of a step could not be traced, and the sizes that ran "
         "took too little of it. Raise max_batch_size or budget."
     ),
+    "largest_unchecked": (
+        "By a trace alone {most} samples fit, but the sizes that ran took too little memory to check that. List larger "
+        "batch_sizes to check it."
+    ),
     "memory_measured": (
         "Memory was predicted from measured steps alone: {reason}. It is unknown below the smallest of them."
     ),

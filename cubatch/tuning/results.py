@@ -300,7 +300,7 @@ class TuningResult(BatchSizeResult):
         current_batch_size: The size that the user has now; None if it was not given. It is the recommendation if no
             other size is better by more than the tolerance and the noise.
         largest_batch_size: The largest batch size that fits by the memory plan; None without a plan. Also None if
-            the step could not be traced, and took too little memory at the sizes that ran.
+            the sizes that ran took too little memory to check the plan.
         largest_measured: The largest batch size that was timed; None if none was.
         tied_with: Sizes whose difference from the fastest may be zero, by its 90 % interval.
         decided_by: One of DECIDED_BY, see `decision.decide`. None in a partial result, and if only failures lie above

@@ -163,7 +163,8 @@ class _Session:
         rungs = [*self.ladder.candidates, *measured.added]
         return answers.answer(
             rungs, measured, goal=self.request.goal, setting=self._setting(measured.launch),
-            largest_batch_size=self.ladder.largest, largest_allowed=self._largest_allowed,
+            largest_batch_size=self.ladder.largest, is_rough=bool(self.ladder.facts.get("is_rough")),
+            largest_allowed=self._largest_allowed,
             is_listed=self.request.batch_sizes is not None,
             current=self.request.current, multiple=self._multiple,
             facts=self.subject.facts([rung.batch_size for rung in rungs]), notes=notes, partial=is_partial,

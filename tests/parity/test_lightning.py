@@ -322,7 +322,6 @@ def test_a_step_is_what_lightnings_loop_makes_of_it(tmp_path):
     trainer(tmp_path, finder, limit_val_batches=0, precision="64-true").fit(model, datamodule=Moves())
     assert all_ran(finder)
     assert finder.result.dtype == "float64"
-    assert finder.result.largest_batch_size > NUM_SAMPLES
     assert all(model.was_eval)
 
 

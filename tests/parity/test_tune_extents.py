@@ -34,7 +34,7 @@ def batches(n, sequence=16):
 
 
 def test_each_length_has_a_result_of_its_own():
-    """The largest batch that fits shrinks with the length, and each step has the tokens of its length."""
+    """Each step has the tokens of its length; 8 samples take too little memory to tell how many fit."""
     options = {"max_batch_size": 8, "memory_limit": "2GiB", "budget": 3.0}
     result = cb.autotune_extents(Decoder().eval(), {"sequence": (64, 16)}, batches=batches, **options)
     assert list(result.results) == [16, 64]
@@ -43,8 +43,7 @@ def test_each_length_has_a_result_of_its_own():
         assert {n for n, m in tuned.sizes.items() if m.is_measured} <= set(range(1, 9))
         assert tuned.largest_measured
         assert tuned.batch_size is None or result.tokens_per_second[length] == length * tuned.samples_per_second
-    largest = [tuned.largest_batch_size for tuned in result.results.values()]
-    assert largest[0] > 2 * largest[1]
+        assert tuned.largest_batch_size is None
 
 
 def test_an_onnx_file_is_tuned_by_its_named_axis(tmp_path, monkeypatch, capfd):

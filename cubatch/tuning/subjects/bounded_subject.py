@@ -23,6 +23,7 @@ from cubatch.hardware.memory_limit import MemoryLimit
 from cubatch.measure.records import Candidate, Measured
 from cubatch.measure.remote import prepare_limit
 from cubatch.measure.runner import FactoryRef, LearnsMemory, RunnerFactory
+from cubatch.tuning.decision import is_near
 from cubatch.tuning.ladder import Ladder, between, of_memory, plain
 from cubatch.tuning.notes import STATE_REMAINS, Note, note, of_remark, sentence
 from cubatch.tuning.request import Request
@@ -168,26 +169,32 @@ class BoundedSubject(Subject):
         Return candidates and timings with the final memory predictions, and notes of the runner.
 
         A batch size that ran keeps the prediction made just before. The largest is not raised above the proposed one,
-        since no larger size may have been tried.
+        since no larger size may have been tried. It is rough, "is_rough" in `facts`, if the sizes that ran took little
+        memory; a traced one that ran is not.
         """
         remarks, notes = ladder.facts.get("remarks", []), list[Note]()
+        is_traced = ladder.facts.get("why_not") is None
         if self._runner is not None:
             report = self._runner.report()
             remarks = report["remarks"]
             predicted = {row["batch_size"]: row["predicted_bytes"] for row in report["history"]}
-            largest = ladder.largest
+            largest, is_rough = ladder.largest, bool(ladder.facts.get("is_rough"))
             if (forecast := report["forecast"]) is not None:
-                largest = None if forecast["largest"] is None else forecast["largest"] or ladder.largest
-                if largest is None:
-                    notes.append(note("largest_unknown"))
-                elif not request.batch_sizes:
-                    largest = min(size for size in (largest, ladder.largest) if size)
+                largest = forecast["largest"] or ladder.largest
+                if not request.batch_sizes:
+                    largest = min((size for size in (largest, ladder.largest) if size), default=None)
+                ran = max((timing.batch_size for timing in measured.timings), default=0)
+                has_run = is_traced and is_near(ran, largest or 0)
+                is_rough = forecast["is_rough"] and not has_run
                 predicted = {**dict(forecast["bytes"]), **predicted}
             ladder = attrs.evolve(
                 ladder, candidates=_predicted(ladder.candidates, predicted), largest=largest,
-                facts={**ladder.facts, "remarks": remarks},
+                facts={**ladder.facts, "remarks": remarks, "is_rough": is_rough},
             )  # fmt: skip
             measured = attrs.evolve(measured, added=_predicted(measured.added, predicted))
+        if ladder.facts.get("is_rough"):
+            rough = note("largest_unchecked", most=ladder.largest) if is_traced else note("largest_unknown")
+            notes.append(rough)
         return Revision(ladder=ladder, measured=measured, notes=[*notes, *map(of_remark, remarks)])
 
     def measure_loader(self, result: TuningResult, request: Request) -> LoaderRate | Note | None:

@@ -37,6 +37,16 @@ def test_without_a_trace_sizes_below_all_measured_ones_are_unknown():
     assert made().known_at(1) == made().at(1)
 
 
+def test_growth_of_less_than_four_grains_is_rough():
+    """A meter that is 16 MiB off makes at most a quarter of 64 MiB; what does not grow with the batch is left out."""
+    plan = made(grain=16 * MIB)
+    assert not plan.is_rough  # nothing was measured: there is only the trace
+    plan.learn(6, 163 * MIB)
+    assert plan.is_rough
+    plan.learn(7, 174 * MIB)
+    assert not plan.is_rough
+
+
 def test_the_largest_size_measured_below_counts_and_below_all_the_smallest():
     """Of sizes far apart that took 2 and 3 times as much, each speaks for those up to the next."""
     plan = made()

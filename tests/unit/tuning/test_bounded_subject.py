@@ -128,23 +128,41 @@ class Learns(Bounded):
     @property
     def forecast(self):
         each = int(self.TIMES * KIB)
-        return {"largest": self.memory_limit // each, "bytes": [[n, n * each] for n in (1, 64)]}
+        return {"largest": self.memory_limit // each, "is_rough": False, "bytes": [[n, n * each] for n in (1, 64)]}
 
 
 class Rough(Learns):
-    """A session that cannot tell at last how large a batch may be."""
+    """A session whose sizes took too little memory to tell how large a batch may be."""
 
     @property
     def forecast(self):
-        return {**super().forecast, "largest": None}
+        return {**super().forecast, "is_rough": True}
 
 
-def test_a_largest_size_that_is_unknown_at_last_is_none(path):
-    """It is not the proposed one, and not memory has decided; a rerun answers alike."""
+class Untraced(Rough):
+    """A session without a trace."""
+
+    def look(self, **given):
+        return {**super().look(**given), "why_not": "it reads numbers"}
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "last", "largest", "decided_by"),
+    [
+        (Rough, {}, 64, 64, "memory"),  # the largest by the trace ran
+        (Rough, {"max_batch_size": 32}, 32, None, "max_batch_size"),
+        (Untraced, {}, 64, None, None),
+        (Untraced, {"max_batch_size": 32}, 32, None, "max_batch_size"),
+        (Untraced, {"divides": 32}, 32, None, "max_batch_size"),
+    ],
+)
+def test_a_largest_size_that_was_not_checked_is_none(path, make, given, last, largest, decided_by):
+    """The proposed one may be far off, and neither memory nor max_batch_size ended at it; a rerun answers alike."""
     for _ in range(2):
-        result = tune(path, kib=64, make=Rough)
-        assert (result.largest_batch_size, result.largest_measured) == (None, 64)
-        assert result.decided_by != "memory"
+        result = tune(path, kib=64, make=make, **given)
+        assert (result.largest_batch_size, result.largest_measured) == (largest, last)
+        assert result.decided_by == decided_by
+        assert sum("took too little" in reason for reason in result.reasons) == (largest is None)
 
 
 @pytest.mark.parametrize(("times", "largest"), [(2.0, 32), (0.5, 64)])
