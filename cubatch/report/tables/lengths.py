@@ -30,7 +30,9 @@ def by_extent(result: ExtentsResult) -> Grid:
     else:
         first = "No measured number of tokens per batch is within the tolerance of the best at every extent. "
         first += result.budget_remedy
-    notes = [first, "“largest” is the largest batch that fits, if the sizes that ran took enough memory to tell."]
+    notes = [first]
+    if any(tuned.largest_batch_size is not None for tuned in result.results.values()):  # else there is no such column
+        notes.append("“largest” is the largest batch that fits, if the sizes that ran took enough memory to tell.")
     notes += [f"{format_count(extent)}: {error}" for extent, error in result.failed.items()]
     notes += [
         f"{format_count(extent)}: {tuned.reasons[0]}"

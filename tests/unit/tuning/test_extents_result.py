@@ -283,3 +283,14 @@ def test_the_figure_has_a_line_for_each_extent(tmp_path):
     result.plot(tmp_path / "lengths.svg")
     text = (tmp_path / "lengths.svg").read_text(encoding="utf-8")
     assert all(f"sequence {extent}" in text for extent in (64, 128))
+
+
+def test_a_column_that_is_left_out_is_not_explained():
+    """Where no extent has a largest size, its table has neither the column nor the sentence on it."""
+    result = results_of(64, 128)
+    unknown = {
+        extent: cb.TuningResult.from_mapping(each.to_mapping() | {"largest_batch_size": None})
+        for extent, each in result.results.items()
+    }
+    assert "largest" in str(result)
+    assert "largest" not in str(attrs.evolve(result, results=unknown))
