@@ -115,6 +115,11 @@ def test_a_batch_norm_reads_its_input_twice_in_training(dtype, autocast, size, i
         assert [each.read_bytes / elements for each in norms] == [pytest.approx(each, rel=0.02) for each in reads]
 
 
+def test_dropout_of_inference_is_no_operator():
+    """PyTorch returns its input then, without a copy."""
+    assert [each.name for each in operators(nn.Sequential(nn.Tanh(), nn.Dropout()), (8,), 4)] == ["tanh"]
+
+
 def test_the_time_of_linear_layers_is_that_of_the_catalogue():
     """Each product takes what `predict_step` gives to a layer of the same extents, in each pass."""
     n, c, k = 256, 1024, 512
