@@ -322,6 +322,7 @@ def test_a_step_is_what_lightnings_loop_makes_of_it(tmp_path):
     trainer(tmp_path, finder, limit_val_batches=0, precision="64-true").fit(model, datamodule=Moves())
     assert all_ran(finder)
     assert finder.result.dtype == "float64"
+    assert all(m.predicted_peak_bytes for m in finder.result.measurements)
     assert all(model.was_eval)
 
 

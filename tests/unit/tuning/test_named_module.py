@@ -57,13 +57,22 @@ def test_a_worker_that_dies_in_a_step_names_its_batch_size():
     ],
 )
 def test_a_function_is_called_at_small_sizes_that_the_workload_accepts(given):
-    """The sizes of the request come last: a batch of 8192 samples may not fit."""
+    """
+    The sizes of the request come after these: a batch of 8192 samples may not fit.
+
+    Last come multiples of 12, for functions that take multiples of 3 only.
+    """
     request = Request.of(**given)
     sizes = _drawn_sizes(request)
     first = sizes[: 2 if len(sizes) == 2 else 3]
     assert len(first) > 1
     assert all(request.accepts(n) and n <= min(64, request.max_batch_size or n) for n in first)
-    assert sizes[3:5] == list(request.batch_sizes or sizes[3:5])
+    listed = list(request.batch_sizes or ())
+    assert sizes[3 : 3 + len(listed)] == listed
+    last = sizes[3 + len(listed) :]
+    assert all(request.accepts(n) and n <= (request.max_batch_size or n) for n in last)
+    assert all(n % (12 * request.multiple_of) == 0 for n in last)
+    assert last or request.divides or request.max_batch_size
 
 
 @pytest.mark.parametrize("given", [{"max_batch_size": 1}, {"divides": 7, "multiple_of": 7}])
