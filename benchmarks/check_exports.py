@@ -5,8 +5,9 @@ Check exported settings with the parser or schema of each target: Triton, Ray Se
     python -m benchmarks.check_exports
 
 It fails at the first setting that a target rejects or understands differently.  Three targets are not checked here.
-TorchServe parses its configuration in Java.  fairseq 0.12.2, its last release, cannot be imported by Python 3.11.  The
-parser of vLLM needs its wheel of GPU kernels.  NeMo passes its buckets on to lhotse.
+TorchServe parses its configuration in Java.  fairseq 0.12.2, its last release, cannot be imported by Python 3.11.  Few
+machines can import the parser of vLLM.  docs/how-to/serving.md and lengths.md have how they were checked once.  NeMo
+passes its buckets on to lhotse.
 """
 
 from __future__ import annotations

@@ -147,8 +147,8 @@ def _not_compared(result: TuningResult, n: int, value: str) -> str:
     if _count_timed(result) > 1:
         what = "your size" if n == result.current_batch_size else "the best so far"
         if len(result.sizes[n].timings_seconds) >= LEAST_TIMINGS:
-            remedy = "Raise budget, or measure on a quiet machine."
-            return f"No recommendation: {n}, {what}, is too uncertain{within}: {value}. {remedy}"
+            remedy = "Or measure on a quiet machine."
+            return f"No recommendation: the result of {n}, {what}, is too uncertain{within}: {value}. {remedy}"
         return f"No recommendation: {n}, {what}, was timed only once{within}: {value}. Raise budget."
     failed = sum(m.status in _FAILED for m in result.sizes.values())
     count = f" ({format_counted(failed, 'other size')} failed)" if failed else ""
@@ -162,7 +162,7 @@ def is_compared(result: TuningResult) -> bool:
     Return whether the timings support the recommended batch size.
 
     It is the only candidate, lies right below a limit, or others were timed too.  Then it needs LEAST_TIMINGS timings,
-    and an interval that is no guess.
+    and an interval no wider than its rate.
     """
     if len(result.sizes) == 1 or result.decided_by in ("memory", "latency_limit"):
         return True

@@ -78,7 +78,7 @@ def test_timings_that_scatter_by_a_factor_of_ten_are_no_recommendation() -> None
     """A step of 64 took 1 and 10 s: by these, its rate may be any in a range wider than the rate itself."""
     result = answer_of({8: [1.0, 10.0, 1.0, 10.0], 64: [1.0, 10.0, 1.0, 10.0]}, is_listed=True)
     assert (result.batch_size, result.recommended, result.fastest_batch_size) == (None, False, 64)
-    assert "Raise budget" in result.reasons[0]
+    assert "raise budget" in result.reasons[0]
 
 
 def test_a_size_timed_once_leaves_the_recommendation_to_an_equal_one() -> None:
