@@ -10,6 +10,7 @@ import base64
 import importlib.util
 import io
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -34,13 +35,22 @@ _SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def check(path: str | Path) -> None:
-    """Raise InvalidArgument unless a figure's path ends in .png, .svg or .pdf, MissingDependency without Matplotlib."""
+    """
+    Check that a figure can be written to a path.
+
+    Raises:
+        InvalidArgument: Unless the path ends in .png, .svg or .pdf, or if Matplotlib refuses the variable MPLBACKEND.
+        MissingDependency: Without Matplotlib.
+    """
     if Path(path).suffix.lower() not in _SUFFIXES:
         raise InvalidArgument("plot file", str(path), "a path that ends in " + ", ".join(_SUFFIXES))
     try:
         import matplotlib.figure  # noqa: F401 - an optional package
     except ImportError as error:
         raise MissingDependency("matplotlib", "drawing a figure", "plot") from error
+    except ValueError as error:
+        backend, remedy = os.environ.get("MPLBACKEND"), "Unset it: figures are written to files."
+        raise InvalidArgument("MPLBACKEND", backend, "a backend that Matplotlib has", remedy) from error
 
 
 def sheet(width_inches: float, height_inches: float) -> tuple[Figure, Axes]:

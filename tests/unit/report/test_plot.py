@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import builtins
+import os
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -102,6 +105,15 @@ def test_without_matplotlib_the_install_line_is_given(tmp_path, monkeypatch):
         style.check(tmp_path / "curve.png")
 
     assert "pip install '.[plot]'" in str(caught.value)
+
+
+def test_a_backend_that_matplotlib_refuses_is_an_argument_of_the_user():
+    """Matplotlib checks the variable when it is imported, and raises a bare ValueError."""
+    check = "from cubatch.report.plots import style; style.check('curve.png')"
+    env = {**os.environ, "MPLBACKEND": "nonsense"}
+    done = subprocess.run([sys.executable, "-c", check], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "InvalidArgument: MPLBACKEND must be" in done.stderr.splitlines()[-1]
 
 
 @pytest.fixture
