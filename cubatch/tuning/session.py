@@ -192,6 +192,7 @@ class _Session:
         launched = {} if launch is None else {"launch": dict(launch)}
         return {
             **fields,
+            "created": self.run.created,
             "limits": {
                 "max_batch_size": request.max_batch_size,
                 "memory_bytes": self.ladder.memory_bytes,

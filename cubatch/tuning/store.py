@@ -120,6 +120,7 @@ class Run:
 
     Attributes:
         id: Its number in the store; 0 without a store.
+        created: UTC time of its first call.
         earlier: Timings, outcomes and seconds of earlier calls.
         ladder, limit: Candidates and memory limit of the earlier calls; None for a run with nothing measured.
         finished: Whether `earlier` has the final outcome of every candidate, so that nothing is left to measure.
@@ -144,7 +145,7 @@ class Run:
         self._budget, self._memory_bytes = budget, memory_bytes
         self._resources = contextlib.ExitStack()
         self._database: sqlite3.Connection | None = None
-        self.id = 0
+        self.id, self.created = 0, _now()
         self._candidates: list[Candidate] = []
         self._has_rows = False
         if path is None:
@@ -278,7 +279,7 @@ class Run:
                 self._warn(note("cache_damaged", path=path, run=error.run, reason=error.reason))
         self.id = self._write(
             "INSERT INTO runs (identity, conditions, budget, notes, created, updated) VALUES (?, ?, ?, ?, ?, ?)",
-            identity, conditions, self._budget, _to_json([sentence(each) for each in self.notes]), _now(), _now(),
+            identity, conditions, self._budget, _to_json([sentence(each) for each in self.notes]), self.created, _now(),
         )  # fmt: skip
 
     def _lock(self, path: Path, identity: str, wait_seconds: float) -> None:
@@ -304,7 +305,8 @@ class Run:
         dropped = [each.batch_size for each in earlier.outcomes if each not in final]
         is_whole = {step.batch_size for step in run.ladder or ()} <= {outcome.batch_size for outcome in final}
         self.finished = run.state == "finished" and is_whole and not dropped
-        self.id, self.earlier = run.id, attrs.evolve(earlier, outcomes=final)
+        self.id, self.created = run.id, run.created
+        self.earlier = attrs.evolve(earlier, outcomes=final)
         self._has_rows = bool(earlier.timings or final)
         if self._has_rows:
             self.ladder, self.limit, self.disturbed = run.ladder, run.limit, run.disturbed
