@@ -12,6 +12,7 @@ import attrs
 
 from cubatch.frameworks import module_runner, pinned_instances
 from cubatch.measure import clocks, remote
+from cubatch.measure.runner import Reading
 from cubatch.measure.stopwatch import Stopwatch
 
 COMPILE_SECONDS = 1.0  # of a graph that PyTorch compiles
@@ -53,7 +54,7 @@ def install(monkeypatch, seconds=step_seconds, *, all_steps=False):
         is_reference = clock._reference is not None and step == clock._reference[0]
         taken = seconds(0 if is_reference else prepared)
         let_pass(repeats * taken)
-        return taken
+        return Reading(seconds=taken, longest_step=1.0)
 
     def in_worker(clock, step, repeats):
         reading = time_remote(clock, step, 1)
@@ -61,7 +62,7 @@ def install(monkeypatch, seconds=step_seconds, *, all_steps=False):
         if reading.reference_before_seconds is not None:
             taken |= dict.fromkeys(("reference_before_seconds", "reference_after_seconds"), seconds(0))
         let_pass(repeats * sum(taken.values()))
-        return attrs.evolve(reading, **taken)
+        return attrs.evolve(reading, **taken, longest_step=1.0)
 
     monkeypatch.setattr(Stopwatch, "_prepare", preparing)
     monkeypatch.setattr(clocks.HostClock, "_time_steps", on_host)

@@ -61,22 +61,31 @@ class HostClock:
         So the first step after it is not timed, unless `repeats` is 1: steps that long hardly notice.
         """
         if self._reference is None:
-            return Reading(seconds=self._time_steps(step, repeats))
+            return self._time_steps(step, repeats)
         before = self._time_steps(*self._reference)  # always: ranks that skip a block would wait for each other
         if repeats > 1:
             self._time_steps(step, 1)
-        seconds = self._time_steps(step, repeats)
+        reading = self._time_steps(step, repeats)
         self._time_steps(self._reference[0], 1)  # a large candidate empties the caches: this step is not counted
         after = self._time_steps(*self._reference)
-        return Reading(seconds=seconds, reference_before_seconds=before, reference_after_seconds=after)
+        return attrs.evolve(
+            reading, reference_before_seconds=before.seconds, reference_after_seconds=after.seconds
+        )  # fmt: skip
 
-    def _time_steps(self, step: Callable[[], object], repeats: int) -> float:
-        begun = time.perf_counter_ns()
-        last = _run(step, repeats)
-        ended = time.perf_counter_ns()  # before looking for something to wait for, which takes time itself
-        if _wait_for(last):
-            ended = time.perf_counter_ns()
-        return (ended - begun) * 1e-9 / repeats
+    def _time_steps(self, step: Callable[[], object], repeats: int) -> Reading:
+        last: object = None
+        ends = [time.perf_counter_ns()]
+        for _ in range(repeats):
+            last = None  # each earlier result is freed before the next step
+            last = step()
+            ends.append(time.perf_counter_ns())  # before looking for something to wait for, which takes time itself
+        is_enqueued = _wait_for(last)
+        total = (time.perf_counter_ns() if is_enqueued else ends[-1]) - ends[0]
+        longest = max(end - begun for begun, end in itertools.pairwise(ends))
+        return Reading(
+            seconds=total * 1e-9 / repeats,
+            longest_step=None if is_enqueued or not total else longest * repeats / total,
+        )
 
 
 class GpuHostClock(HostClock):

@@ -91,6 +91,8 @@ class Timing:
     # reference_before_seconds, reference_after_seconds: seconds of a reference step right before and right after
     reference_before_seconds: float | None = field(default=None, converter=optional(checks.positive))
     reference_after_seconds: float | None = field(default=None, converter=optional(checks.positive))
+    # seconds of the longest of its steps / `seconds`
+    longest_step: float | None = field(default=None, converter=optional(checks.positive))
 
     @property
     def reference_seconds(self) -> float | None:

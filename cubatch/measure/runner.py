@@ -39,6 +39,7 @@ class Reading:
     # None without a reference
     reference_before_seconds: float | None = None
     reference_after_seconds: float | None = None
+    longest_step: float | None = None  # seconds of the longest step / `seconds`; None if steps are only enqueued
 
 
 class Clock(Protocol):

@@ -16,6 +16,7 @@ from typing import Any
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
 from cubatch import checks
 from cubatch.errors import InvalidArgument
@@ -49,6 +50,8 @@ _TORCHSERVE_QUEUE = 100
 """Requests that a TorchServe model queues by default; it rejects others."""
 _RATE_STEPS = 8
 """Bisections of the highest arrival rate: to 0.4 % of the rate that the steps alone allow."""
+_MOST_STEPS = 400
+"""Times of single steps by which a size varies at most: four of them are slower than their 99th percentile."""
 _MILLION, _SECONDS_PER_HOUR = 1e6, 3600.0
 
 
@@ -92,7 +95,7 @@ class ServingPlan(Shown):
         max_batch_size: Requests per step at most, in this plan.
         first_calls: Seconds of the first call in a process, by batch size.  It has the sizes up to the maximum whose
             first call takes at least 1.5 times as long as later ones.
-        timed_once: Batch sizes up to the maximum that were timed once, which shows no variation of their step.
+        timed_once: Batch sizes up to the maximum with a single timing, which shows little of the variation of steps.
         price_per_hour: Price of an instance for an hour, in any currency; None if it was not given.
     """
 
@@ -172,8 +175,8 @@ class ServingPlan(Shown):
         if self.timed_once:
             count = sum(option.max_batch_size <= self.max_batch_size for option in self.options)
             sentences.append(
-                f"Batch sizes with a single timing, which shows no variation: {len(self.timed_once)} of the {count} up "
-                f"to {self.max_batch_size}. Tune with a larger budget."
+                f"Batch sizes with a single timing, which shows little variation: {len(self.timed_once)} of "
+                f"the {count} up to {self.max_batch_size}. Tune with a larger budget."
             )
         slowest = max(self.first_calls, key=lambda n: self.first_calls[n], default=None)
         if slowest is not None:
@@ -468,19 +471,37 @@ def _steps(measured: Mapping[int, Measurement]) -> list[list[float]]:
     """
     Return for each number of samples 1, 2, ..., up to the largest measured one, a list of seconds of a step.
 
-    The time of a step is interpolated between measured sizes.  It varies as the timings of the nearest size that has
-    several.  Their mean is at least that time: otherwise a few fast timings raise the rate above the measured one.
+    The time of a step is interpolated between measured sizes.  It varies as the single steps of the nearest size that
+    has several.  Their mean is at least that time: otherwise a few fast timings raise the rate above the measured one.
     Batches below the smallest measured size take as long as that, as a server pads them.
     """
     sizes = sorted(measured)
-    several = [n for n in sizes if len(measured[n].timings_seconds) > 1] or sizes
-    times = np.interp(range(1, sizes[-1] + 1), sizes, [measured[n].latency_seconds or 0.0 for n in sizes])
-    steps = []
-    for n, usual in enumerate(times, start=1):
-        timings = measured[min(several, key=lambda size: abs(math.log(size / n)))].timings_seconds or (1.0,)
-        unit = min(median(timings), fmean(timings))
-        steps.append([float(usual) * seconds / unit for seconds in timings])
-    return steps
+    factors = {n: _step_factors(measured[n]) for n in sizes}
+    several = [n for n in sizes if len(factors[n]) > 1] or sizes
+    usual = np.interp(range(1, sizes[-1] + 1), sizes, [measured[n].latency_seconds or 0.0 for n in sizes])
+    nearest = [min(several, key=lambda size: abs(math.log(size / n))) for n in range(1, sizes[-1] + 1)]
+    return [(seconds * factors[size]).tolist() for seconds, size in zip(usual, nearest, strict=True)]
+
+
+def _step_factors(measurement: Measurement) -> NDArray[np.float64]:
+    """
+    Return seconds of single steps relative to the usual step, in random order; [1] without timings, as in a prediction.
+
+    They are the longest step of each timing, and the mean of its other steps.  Where the longest is unknown, the timing
+    counts as one step.  More than MOST_STEPS are replaced by as many of their quantiles.
+    """
+    timings = measurement.timings_seconds or (1.0,)
+    counts = measurement.timings_steps or [1] * len(timings)
+    longest = measurement.longest_steps or [None] * len(timings)
+    steps: list[float] = []
+    for mean, count, slow in zip(timings, counts, longest, strict=True):
+        if slow is None or count == 1:
+            steps.append(mean)
+        else:
+            steps += [mean * max(count - slow, 0.0) / (count - 1)] * (count - 1) + [mean * slow]
+    if len(steps) > _MOST_STEPS:
+        steps = np.quantile(steps, (np.arange(_MOST_STEPS) + 0.5) / _MOST_STEPS).tolist()
+    return np.random.default_rng(0).permutation(steps) / min(median(timings), fmean(timings))
 
 
 def _fewest(server: _Server, sizes: Sequence[int], rate: float) -> int:

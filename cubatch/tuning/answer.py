@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import attrs
@@ -47,7 +46,7 @@ def answer(
     measured: Measured,
     *,
     goal: Goal,
-    # fields of TuningResult that measuring does not decide; those left out are unknown. `created` is now, if missing
+    # fields of TuningResult that measuring does not decide; those left out are unknown
     setting: Mapping[str, Any],
     largest_batch_size: int | None = None,  # largest_batch_size, is_listed, multiple: as for `decision.decide`
     is_rough: bool = False,  # whether the largest size may be far off, so that the result has none
@@ -95,7 +94,7 @@ def answer(
         )
         for candidate in sorted(ladder, key=lambda candidate: candidate.batch_size)
     ]
-    header = {"created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")} | dict(setting)
+    header = dict(setting)
     header["limits"] = {"max_batch_size": None, "memory_bytes": None, "latency_seconds": goal.latency_limit} | dict(
         header.get("limits") or {}
     )
@@ -228,6 +227,8 @@ def _measurement(
         throughput_interval=(samples / interval[1], samples / interval[0]) if interval else None,
         timings_seconds=[timing.seconds for timing in used],
         timings_rounds=[timing.round for timing in used],
+        timings_steps=[timing.repeats for timing in used],
+        longest_steps=[t.longest_step for t in used] if any(t.longest_step for t in used) else None,
         reference_seconds=[t.reference_seconds for t in used] if any(t.reference_seconds for t in used) else None,
         stop_reason=outcome.stop_reason,
         throttled=sum(timing.throttled for timing in timings),

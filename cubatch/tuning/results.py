@@ -78,6 +78,8 @@ class Measurement:
         timings_seconds: Seconds of a step in each raw timing, by round; throttled timings only if there are no others.
         timings_rounds: Round of each timing. Each trial has PER_TRIAL rounds; trials of one pass over the sizes have
             equal rounds.
+        timings_steps: Number of steps of each timing.
+        longest_steps: For each timing, seconds of its longest step / its mean seconds of a step; None on a GPU.
         reference_seconds: For each timing, the geometric mean of the reference step before and after it; None in a run
             without a reference.
         stop_reason: Why measuring ended, as a sentence.
@@ -115,6 +117,8 @@ class Measurement:
     throughput_interval: tuple[float, float] | None = field(default=None, converter=optional(checks.interval))
     timings_seconds: tuple[float, ...] = field(default=(), converter=checks.positives)
     timings_rounds: tuple[int, ...] | None = field(default=None, converter=optional(checks.wholes))
+    timings_steps: tuple[int, ...] | None = field(default=None, converter=optional(checks.wholes))
+    longest_steps: tuple[float | None, ...] | None = field(default=None, converter=optional(_maybe_positives))
     reference_seconds: tuple[float | None, ...] | None = field(default=None, converter=optional(_maybe_positives))
     stop_reason: str = field(default="", converter=checks.text)
     throttled: int = field(default=0, converter=checks.count)
@@ -313,7 +317,8 @@ class TuningResult(BatchSizeResult):
         `disturbed`: Whether other processes used the machine while timings were taken; None if unknown.
         data_parallel: The cost of sharing a step among devices; None for one device.
         l2: "cold" if the working set is evicted from the L2 cache between steps, "warm" if not; None if unknown.
-        created, spec, input_shape, mode, dtype, objective, tolerance, optimizer, library, recompute, budget_seconds,
+        created: UTC time at which measuring began; of cached timings, when they were first asked for.
+        spec, input_shape, mode, dtype, objective, tolerance, optimizer, library, recompute, budget_seconds,
             seconds_spent, seed, device, environment: The request and its conditions. None if unknown, or if the
             subject has no such property, as a callable has no `input_shape`.
     """

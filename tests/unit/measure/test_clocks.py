@@ -37,6 +37,29 @@ def test_the_host_clock_gives_the_mean_of_back_to_back_steps(monkeypatch):
     assert HostClock().time(ticks.step, 1).seconds == pytest.approx(3e-6)
 
 
+def test_the_host_clock_knows_the_longest_step_of_a_timing(monkeypatch):
+    """Steps of 3, 9, 3 and 3 us take 4.5 us on average, the longest twice as long; that of other blocks is not its."""
+    ticks, clock = Ticks(monkeypatch), HostClock()
+    steps = iter([3_000, 9_000, 3_000, 3_000])
+
+    def step():
+        ticks.now += next(steps)
+
+    assert clock.time(step, 4).longest_step == pytest.approx(2.0)
+    assert clock.time(ticks.step, 1).longest_step == 1.0
+    slow = iter([50_000] * 20)
+    clock.hold_reference(lambda: setattr(ticks, "now", ticks.now + next(slow)), 2)
+    assert clock.time(ticks.step, 4).longest_step == pytest.approx(1.0)
+
+
+def test_steps_that_are_only_enqueued_have_no_longest_one(monkeypatch):
+    """A result that is waited for ends all steps of the timing, not its own one."""
+    ticks = Ticks(monkeypatch)
+    result = types.SimpleNamespace(block_until_ready=ticks.step)
+    reading = HostClock().time(lambda: result, 4)
+    assert (reading.seconds, reading.longest_step) == (pytest.approx(3e-6 / 4), None)
+
+
 def test_the_host_clock_never_goes_back():
     """Budgets are told by a monotone clock that sleeping moves on."""
     clock = HostClock()

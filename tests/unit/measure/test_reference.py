@@ -79,7 +79,7 @@ def test_without_a_reference_nothing_is_added(monkeypatch: pytest.MonkeyPatch) -
     ticks = Ticks(monkeypatch)
     reading = HostClock().time(ticks.step("step", 3.0), 2)
     assert ticks.ran == ["step", "step"]
-    assert reading == Reading(seconds=pytest.approx(3.0))
+    assert reading == Reading(seconds=pytest.approx(3.0), longest_step=pytest.approx(1.0))
 
 
 def test_a_reference_step_is_waited_for_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:

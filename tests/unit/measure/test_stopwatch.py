@@ -127,7 +127,7 @@ def test_a_timing_keeps_all_that_its_reading_told() -> None:
     told = Reading(
         seconds=0.02, sm_clock_mhz=1500.0, throttled=True, joules=3.0, event_reasons=4, temperature_celsius=61.0,
         power_watts=412.5, utilization_percent=97.0, used_bytes=9, reference_before_seconds=0.004,
-        reference_after_seconds=0.005,
+        reference_after_seconds=0.005, longest_step=1.25,
     )  # fmt: skip
     assert None not in attrs.asdict(told).values()
     stopwatch = scripted(told)

@@ -186,6 +186,32 @@ def test_no_rate_is_above_the_measured_one(spread):
         assert option.highest_rate <= 2 * n / saturating(n)
 
 
+def result_with_slow_steps(longest, steps=10):
+    """Return a result whose timings are equal: 10 ms for any size, as the mean of some steps."""
+    facts = {"timings_seconds": [0.01] * 3, "timings_steps": [steps] * 3, "longest_steps": longest}
+    sizes = [measurement(n, 0.01, **facts) for n in (1, 8)]
+    return cb.TuningResult.from_mapping(tuned(mode="inference", measurements=sizes))
+
+
+def test_a_slow_step_within_a_timing_shows_in_the_latency():
+    """One of ten steps takes 55 ms, the others 5: hardly any request waits, and one in ten takes 55 ms."""
+    load, plain = (
+        cb.serving_plan(result_with_slow_steps(longest), arrival_rate=0.01, p99=1.0, instances=1).load
+        for longest in ([5.5] * 3, None)
+    )
+    assert (load.p50, load.p99) == pytest.approx((0.005, 0.055))
+    assert (plain.p50, plain.p99) == pytest.approx((0.01, 0.01))
+
+
+def test_of_many_steps_the_slow_ones_keep_their_share():
+    """Ten times 1000 steps with one slow step each: one request in a thousand is slow, by 500 times."""
+    facts = {"timings_seconds": [0.01] * 10, "timings_steps": [1000] * 10, "longest_steps": [500.0] * 9 + [1.0]}
+    sizes = [measurement(1, 0.01, **facts)]
+    result = cb.TuningResult.from_mapping(tuned(mode="inference", measurements=sizes))
+    load = cb.serving_plan(result, arrival_rate=1e-3, p99=100.0, instances=1).load
+    assert load.p99 < 0.02
+
+
 def test_a_size_that_varies_does_not_disturb_the_others():
     """One timing of the single request took ten times as long; batches of 64 are as steady as they were."""
     sizes = [
