@@ -6,7 +6,6 @@ Serving plans compared with a server under load: ONNX Runtime on one thread of t
 Needs `pip install onnxruntime onnx`.  The model is a stack of wide layers, whose weights a batch reads once.  Its
 latency is measured by `autotune_callable` on the first CPU.  The server is a process on that CPU, which batches the
 requests of a socket by the rule of the plan.  They come from a process on the last CPU, where the latency is taken.
-"replayed" is the simulation of the plan with the very arrivals of the load.
 
 The speed of a shared machine changes from minute to minute. So the server also times its own steps of each size, before
 and after each load, while no requests arrive. "at its speed" replays the arrivals with these times.  The distance of
@@ -258,19 +257,17 @@ def percentiles(latencies: list[float]) -> dict[str, float]:
     return {"p50": float(p50), "p95": float(p95), "p99": float(p99), "requests": len(settled)}
 
 
-def replays(
+def at_own_speed(
     result: cb.TuningResult, config: dict[str, Any], arrivals: np.ndarray, timed: list[list[list[float]]]
 ) -> dict[str, float]:
-    """Return 99th percentiles of the simulated queue for these arrivals, with planned steps and the server's own."""
+    """Return the 99th percentile of the simulated queue for these arrivals and the server's own steps."""
     times = {m.batch_size: m.latency_seconds or 0.0 for m in result.measurements}
-    planned = [[float(step)] for step in np.interp(range(1, len(timed[0]) + 1), list(times), list(times.values()))]
+    planned = np.interp(range(1, len(timed[0]) + 1), list(times), list(times.values()))
     own = [[*before, *after] for before, after in zip(*timed, strict=True)]
-    by_plan, by_server = (
-        simulate(arrivals.tolist(), steps, delay=config["batch_wait_timeout_s"]).p99 for steps in (planned, own)
-    )
-    ratios = [[statistics.fmean(mine) / step for mine, (step,) in zip(each, planned, strict=True)] for each in timed]
+    p99 = simulate(arrivals.tolist(), own, delay=config["batch_wait_timeout_s"]).p99
+    ratios = [[statistics.fmean(mine) / step for mine, step in zip(each, planned, strict=True)] for each in timed]
     before, after = map(statistics.median, ratios)
-    return {"replayed_p99": by_plan, "own_speed_p99": by_server, "steps_before": before, "steps_after": after}
+    return {"own_speed_p99": p99, "steps_before": before, "steps_after": after}
 
 
 def main() -> None:
@@ -313,14 +310,14 @@ def main() -> None:
                     before = times_of_ray(config["max_batch_size"])
                     latency = loaded("model", rate, options.seconds, 3)
                     timed = [before, times_of_ray(config["max_batch_size"])]
-                own = replays(result, config, arrivals, timed)
-                own |= {key: own[key] + overhead for key in ("replayed_p99", "own_speed_p99")}
+                own = at_own_speed(result, config, arrivals, timed)
+                own["own_speed_p99"] += overhead
                 rows[-1][name] = latency | own
                 print(
                     f"{rate:.0f}/s, {name}: at most {config['max_batch_size']}, "
-                    f"delay {1e3 * config['batch_wait_timeout_s']:.1f} ms: p99 {1e3 * own['replayed_p99']:.1f} ms "
-                    f"replayed, {1e3 * own['own_speed_p99']:.1f} ms at its speed (steps {own['steps_before']:.2f} and "
-                    f"{own['steps_after']:.2f} of the planned), {1e3 * latency['p99']:.1f} ms measured",
+                    f"delay {1e3 * config['batch_wait_timeout_s']:.1f} ms: p99 {1e3 * own['own_speed_p99']:.1f} ms at "
+                    f"its speed (steps {own['steps_before']:.2f} and {own['steps_after']:.2f} of the planned), "
+                    f"{1e3 * latency['p99']:.1f} ms measured",
                     flush=True,
                 )
             print(f"{rate:.0f}/s: {1e3 * plan.load.p99:.1f} ms planned", flush=True)

@@ -14,21 +14,17 @@ def serving(result: dict[str, Any]) -> str:
         plan, ours, defaults = row["plan"], row["measured"], row["defaults"]
         chosen = next(each for each in plan["options"] if each["max_batch_size"] == plan["max_batch_size"])
         planned = chosen["load"]["p99"]
-        own = ours.get("own_speed_p99")  # of results from 2026-12 on
+        own = ours["own_speed_p99"]
         rows.append([
             f"{row['rate']:.0f}/s", f"{plan['max_batch_size']}, {1e3 * plan['queue_delay']:.0f} ms",
             *(f"{1e3 * seconds:.1f} ms" for seconds in (planned, ours["p99"])),
-            percent(ours["p99"] / planned - 1, sign="+"), *([] if own is None else _at_own_speed(ours, own)),
-            f"{1e3 * defaults['p99']:.1f} ms",
+            percent(ours["p99"] / planned - 1, sign="+"),
+            f"{ours['steps_before']:.2f} and {ours['steps_after']:.2f} times", f"{1e3 * own:.1f} ms",
+            percent(ours["p99"] / own - 1, sign="+"), f"{1e3 * defaults['p99']:.1f} ms",
         ])  # fmt: skip
-    names = ["requests", "largest batch, queue delay", "planned", "measured", "difference"]
-    names += ["steps took", "at that speed", "difference"] if len(rows[0]) > len(names) + 1 else []
-    names.append("Ray Serve's defaults")
+    names = [
+        "requests", "largest batch, queue delay", "planned", "measured", "difference", "steps took", "at that speed",
+        "difference", "Ray Serve's defaults",
+    ]  # fmt: skip
     count = min(row["measured"]["requests"] for row in result["plans"])
     return page(f"{origin(result)}. 99th percentiles of the latency, of {count:,} requests or more", table(names, rows))
-
-
-def _at_own_speed(ours: dict[str, Any], own: float) -> list[str]:
-    """Return the ratio of the server's steps to the planned ones, the percentile by these steps, and its difference."""
-    times = f"{ours['steps_before']:.2f} and {ours['steps_after']:.2f} times"
-    return [times, f"{1e3 * own:.1f} ms", percent(ours["p99"] / own - 1, sign="+")]

@@ -34,7 +34,8 @@ def _repeatability(*results: dict[str, Any]) -> list[str]:
         f"{percent(max(row['loss'] for row in rows))}; all goals are met in {num_met} of {len(rows)} series"
     )
     workloads = {case["workload"] for case in cases}
-    return ["repeatability on a CPU", facts, f"{len(workloads)} workloads, {results[0]['device']}"]
+    devices = dict.fromkeys(result["device"] for result in results)
+    return ["repeatability on a CPU", facts, f"{len(workloads)} workloads, {', '.join(devices)}"]
 
 
 def _memory(result: dict[str, Any]) -> list[str]:
