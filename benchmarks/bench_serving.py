@@ -11,8 +11,9 @@ The speed of a shared machine changes from minute to minute. So the server also 
 and after each load, while no requests arrive. "at its speed" replays the arrivals with these times.  The distance of
 that latency from the measured one is the error of the queue model.
 
-With `--server ray` the server is Ray Serve (`pip install "ray[serve]" aiohttp`), behind HTTP and a proxy, which are not
-bound to CPUs.  The overhead of server and network is measured first: by requests to a deployment that returns at once.
+With `--server ray` the server is Ray Serve (`pip install "ray[serve]" aiohttp`), behind HTTP.  Steps run on the first
+CPU, proxy and client on the last one.  A deeper model (`--layers 64`) leaves the proxy time for each request.  The
+overhead of server and network is measured first: by requests to a deployment that returns at once.
 
 Each plan takes turns with Ray Serve's defaults at the same rate (batches of at most 10, which wait for 10 ms).
 """
@@ -43,7 +44,7 @@ import cubatch as cb
 from benchmarks.provenance import on_cpu, write
 from cubatch.serving.batching_queue import simulate
 
-WIDTH, LAYERS = 2048, 8
+WIDTH = 2048
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32)
 DEFAULTS = {"max_batch_size": 10, "batch_wait_timeout_s": 0.01}
 PORT = 8123
@@ -54,13 +55,13 @@ PLANS = (  # share of the rate that steps of the largest size allow, and the lim
 )  # fmt: skip
 
 
-def write_model(path: Path) -> None:
+def write_model(path: Path, layers: int) -> None:
     """Write a stack of linear layers with ReLU as an ONNX file with an open batch."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
     random, nodes, weights, name = np.random.default_rng(0), [], [], "x"
-    for layer in range(LAYERS):
+    for layer in range(layers):
         matrix = random.standard_normal((WIDTH, WIDTH), np.float32) / WIDTH**0.5
         weights.append(numpy_helper.from_array(matrix, f"w{layer}"))
         nodes.append(helper.make_node("MatMul", [name, f"w{layer}"], [f"y{layer}"]))
@@ -104,10 +105,16 @@ def time_steps(session: Any, most: int) -> list[list[float]]:
 
 
 def serve(path: Path) -> Any:
-    """Start Ray Serve with the model and an empty deployment; return the handle that sets the batching."""
+    """
+    Start Ray Serve with the model and an empty deployment; return the handle that sets the batching.
+
+    This process and the server are bound to the last CPU, the steps of the model to the first one.
+    """
     import ray
     from ray import serve
 
+    first, last = min(os.sched_getaffinity(0)), max(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {last})
     ray.init(num_cpus=4, include_dashboard=False, logging_level="error")
     quiet = {"log_level": "ERROR", "enable_access_log": False}
     serve.start(http_options={"port": PORT}, logging_config=quiet)
@@ -124,12 +131,19 @@ def serve(path: Path) -> Any:
 
         @serve.batch
         async def run(self, requests: list[float]) -> list[float]:
-            batch = np.tile(self.sample, (len(requests), 1))
-            return [float(each) for each in self.session.run(None, {"x": batch})[0][:, 0]]
+            return await asyncio.to_thread(self.step, len(requests))
+
+        def step(self, count: int) -> list[float]:
+            os.sched_setaffinity(0, {first})  # of this thread
+            return [float(each) for each in self.session.run(None, {"x": np.tile(self.sample, (count, 1))})[0][:, 0]]
+
+        def times(self, most: int) -> list[list[float]]:
+            os.sched_setaffinity(0, {first})
+            return time_steps(self.session, most)
 
         async def __call__(self, request: Any) -> Any:
             if most := request.query_params.get("steps"):
-                return time_steps(self.session, int(most))
+                return await asyncio.to_thread(self.times, int(most))
             return await self.run(0.0)
 
     @serve.deployment(max_ongoing_requests=1000, logging_config=quiet)
@@ -258,13 +272,17 @@ def percentiles(latencies: list[float]) -> dict[str, float]:
 
 
 def at_own_speed(
-    result: cb.TuningResult, config: dict[str, Any], arrivals: np.ndarray, timed: list[list[list[float]]]
+    result: cb.TuningResult,
+    config: dict[str, Any],
+    arrivals: np.ndarray,
+    timed: list[list[list[float]]],
+    **server: bool,
 ) -> dict[str, float]:
-    """Return the 99th percentile of the simulated queue for these arrivals and the server's own steps."""
+    """Return the 99th percentile of the simulated queue of a `server` for these arrivals and its own steps."""
     times = {m.batch_size: m.latency_seconds or 0.0 for m in result.measurements}
     planned = np.interp(range(1, len(timed[0]) + 1), list(times), list(times.values()))
     own = [[*before, *after] for before, after in zip(*timed, strict=True)]
-    p99 = simulate(arrivals.tolist(), own, delay=config["batch_wait_timeout_s"]).p99
+    p99 = simulate(arrivals.tolist(), own, delay=config["batch_wait_timeout_s"], **server).p99
     ratios = [[statistics.fmean(mine) / step for mine, step in zip(each, planned, strict=True)] for each in timed]
     before, after = map(statistics.median, ratios)
     return {"own_speed_p99": p99, "steps_before": before, "steps_after": after}
@@ -275,6 +293,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--server", choices=("own", "ray"), default="own")
+    parser.add_argument("--layers", type=int, default=8, help="of the model")
     parser.add_argument("--seconds", type=float, default=60.0, help="of each load")
     parser.add_argument("--budget", type=float, default=20.0, help="of measuring the model")
     parser.add_argument("--load", type=json.loads, help=argparse.SUPPRESS)
@@ -285,12 +304,13 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
-        write_model(path)
+        write_model(path, options.layers)
         usable = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {min(usable)})
         result = measure(path, options.budget)
         os.sched_setaffinity(0, usable)
         configure = serve(path) if options.server == "ray" else None
+        server = {"closes_while_busy": configure is not None}
         capacity = max(m.samples_per_second or 0.0 for m in result.measurements)
         step = max(m.latency_seconds or 0.0 for m in result.measurements)
         for share, steps in PLANS:
@@ -298,7 +318,9 @@ def main() -> None:
             arrivals, overhead = arrivals_of(rate, options.seconds, 3), 0.0
             if configure is not None:
                 overhead = loaded("empty", rate, options.seconds / 6, 1)["p50"]
-            plan = cb.serving_plan(result, arrival_rate=rate, p99=steps * step, instances=1, overhead=overhead)
+            plan = cb.serving_plan(
+                result, arrival_rate=rate, p99=steps * step, instances=1, overhead=overhead, **server
+            )  # fmt: skip
             ours = {"max_batch_size": plan.max_batch_size, "batch_wait_timeout_s": plan.queue_delay}
             rows.append({"rate": rate, "limit": steps * step, "overhead": overhead, "plan": plan.to_mapping()})
             for name, config in {"measured": ours, "defaults": DEFAULTS}.items():
@@ -310,7 +332,7 @@ def main() -> None:
                     before = times_of_ray(config["max_batch_size"])
                     latency = loaded("model", rate, options.seconds, 3)
                     timed = [before, times_of_ray(config["max_batch_size"])]
-                own = at_own_speed(result, config, arrivals, timed)
+                own = at_own_speed(result, config, arrivals, timed, **server)
                 own["own_speed_p99"] += overhead
                 rows[-1][name] = latency | own
                 print(
