@@ -17,6 +17,7 @@ import numpy as np
 
 from cubatch import checks
 from cubatch.errors import InvalidArgument
+from cubatch.frameworks import garbage
 from cubatch.frameworks.batch_sources import is_loader
 from cubatch.frameworks.lazy_torch import torch
 from cubatch.frameworks.torch_state import kept_random_state
@@ -161,6 +162,7 @@ def measurable(loader: Any) -> Any:
     return loader
 
 
+@garbage.collected_as_usual()
 def measure(
     loader: Any,  # a torch.utils.data.DataLoader
     batch_size: int,
@@ -205,6 +207,7 @@ def measure(
     )  # fmt: skip
 
 
+@garbage.collected_as_usual()
 def run_loops(
     loader: Any,  # as for `measure`
     batch_sizes: Sequence[int],  # samples of a batch of each loop, the most important first

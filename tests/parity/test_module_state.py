@@ -14,6 +14,7 @@ import cubatch as cb
 torch = pytest.importorskip("torch")
 
 from cubatch.errors import InvalidArgument  # noqa: E402
+from cubatch.frameworks import garbage, loader_rate  # noqa: E402
 from cubatch.frameworks.torch_module import TorchModule  # noqa: E402
 from cubatch.frameworks.torch_state import SavedState  # noqa: E402
 
@@ -54,12 +55,43 @@ def test_collections_pass_over_what_was_there_before_and_over_nothing_afterwards
             self.met.append(len(gc.get_objects()))
             return 2 * x
 
-    module, before = Counts(), (gc.get_freeze_count(), len(gc.get_objects()))
-    cb.autotune_module(module, (2,), device="cpu", batch_sizes=[2, 4], budget=5.0)
+    for _ in range(2):  # the first call imports modules
+        module, before = Counts(), (gc.get_freeze_count(), len(gc.get_objects()))
+        cb.autotune_module(module, (2,), device="cpu", batch_sizes=[2, 4], budget=5.0)
     assert before[0] < 1000 < before[1]
     assert max(module.met) < before[1] / 2
     assert gc.get_freeze_count() == 0
     assert len(gc.get_objects()) > before[1] / 2
+
+
+def frozen_while_loading():
+    """Return the numbers of objects that are set aside while a loader makes batches, by itself and in a loop."""
+    met = []
+
+    def collate(samples):
+        met.append(gc.get_freeze_count())
+        return torch.stack(samples)
+
+    loader = torch.utils.data.DataLoader(torch.rand(64, 2), 4, collate_fn=collate)
+    loader_rate.measure(loader, 4, seconds=0.01)
+    loader_rate.run_loops(loader, [4], lambda _: len, seconds=0.01)
+    return met
+
+
+@pytest.mark.usefixtures("nothing_set_aside")
+def test_a_loader_is_timed_with_the_collections_of_its_users_loop():
+    """A loader makes objects, so that garbage is collected; that goes through all objects there are."""
+    undo = garbage.freeze_objects()
+    assert gc.get_freeze_count() > 1000
+    assert set(frozen_while_loading()) == {0}
+    assert gc.get_freeze_count() > 1000
+    undo()
+    assert set(frozen_while_loading()) == {gc.get_freeze_count()} == {0}
+
+
+def test_a_loader_is_timed_without_what_a_process_has_set_aside_itself():
+    """As in its own loop: tests/conftest.py has set aside all objects of this process."""
+    assert min(frozen_while_loading()) > 1000
 
 
 def test_what_a_process_has_set_aside_itself_stays_so():
