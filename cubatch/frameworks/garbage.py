@@ -34,7 +34,7 @@ def collected_as_usual() -> Iterator[None]:
     Include the objects that `freeze_objects` excluded in collections during the block.
 
     A data loader makes objects for each sample, and a training loop collects garbage between them.  A batch of 16384
-    rows took 0.14 to 0.21 s to load, and 0.07 to 0.12 s while the other objects were excluded (Intel Xeon, 2 threads).
+    rows took 0.14 to 0.21 s to load.  With the other objects excluded it took 0.07 to 0.12 s (Intel Xeon, 2 threads).
     """
     if not _is_frozen_here:
         yield

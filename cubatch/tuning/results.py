@@ -317,7 +317,7 @@ class TuningResult(BatchSizeResult):
         `disturbed`: Whether other processes used the machine while timings were taken; None if unknown.
         data_parallel: The cost of sharing a step among devices; None for one device.
         l2: "cold" if the working set is evicted from the L2 cache between steps, "warm" if not; None if unknown.
-        created: UTC time at which measuring began; of cached timings, when they were first asked for.
+        created: UTC time at which measuring began, of cached timings that of the first call. None if unknown.
         spec, input_shape, mode, dtype, objective, tolerance, optimizer, library, recompute, budget_seconds,
             seconds_spent, seed, device, environment: The request and its conditions. None if unknown, or if the
             subject has no such property, as a callable has no `input_shape`.
