@@ -488,7 +488,8 @@ def _step_factors(measurement: Measurement) -> NDArray[np.float64]:
     Return seconds of single steps relative to the usual step, in random order; [1] without timings, as in a prediction.
 
     They are the longest step of each timing, and the mean of its other steps.  Where the longest is unknown, the timing
-    counts as one step.  More than MOST_STEPS are replaced by as many of their quantiles.
+    counts as one step.  More than MOST_STEPS are replaced by the means of as many equal shares of the sorted seconds.
+    The mean of the result is at least 1.
     """
     timings = measurement.timings_seconds or (1.0,)
     counts = measurement.timings_steps or [1] * len(timings)
@@ -500,8 +501,10 @@ def _step_factors(measurement: Measurement) -> NDArray[np.float64]:
         else:
             steps += [mean * max(count - slow, 0.0) / (count - 1)] * (count - 1) + [mean * slow]
     if len(steps) > _MOST_STEPS:
-        steps = np.quantile(steps, (np.arange(_MOST_STEPS) + 0.5) / _MOST_STEPS).tolist()
-    return np.random.default_rng(0).permutation(steps) / min(median(timings), fmean(timings))
+        sums = np.concatenate(([0.0], np.cumsum(np.sort(steps))))  # of the fastest 0, 1, 2, ... steps
+        share = len(steps) / _MOST_STEPS
+        steps = (np.diff(np.interp(share * np.arange(_MOST_STEPS + 1), np.arange(len(sums)), sums)) / share).tolist()
+    return np.random.default_rng(0).permutation(steps) / min(median(timings), fmean(steps))
 
 
 def _fewest(server: _Server, sizes: Sequence[int], rate: float) -> int:

@@ -79,7 +79,8 @@ class Measurement:
         timings_rounds: Round of each timing. Each trial has PER_TRIAL rounds; trials of one pass over the sizes have
             equal rounds.
         timings_steps: Number of steps of each timing.
-        longest_steps: For each timing, seconds of its longest step / its mean seconds of a step; None on a GPU.
+        longest_steps: For each timing, seconds of its longest step / its mean seconds of a step; None if steps are only
+            enqueued, as on a GPU.
         reference_seconds: For each timing, the geometric mean of the reference step before and after it; None in a run
             without a reference.
         stop_reason: Why measuring ended, as a sentence.

@@ -186,6 +186,22 @@ def test_no_rate_is_above_the_measured_one(spread):
         assert option.highest_rate <= 2 * n / saturating(n)
 
 
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"timings_seconds": [0.01] * 3, "timings_steps": [1000] * 3, "longest_steps": [500.0] * 3},
+        {"timings_seconds": [0.005, 0.02, 0.02], "timings_steps": [100, 1, 1], "longest_steps": [1.0] * 3},
+    ],
+    ids=["rare slow steps", "fast timings of many steps"],
+)
+def test_no_rate_is_above_the_measured_one_whatever_the_single_steps(facts):
+    """Half of the time is spent in one step of 1000, or a fast timing has most of the steps: the rate stays below."""
+    sizes = [measurement(1, 0.01, **facts)]
+    result = cb.TuningResult.from_mapping(tuned(mode="inference", measurements=sizes))
+    plan = cb.serving_plan(result, arrival_rate=1.0, p99=100.0, instances=1)
+    assert plan.options[0].highest_rate <= 1 / 0.01
+
+
 def result_with_slow_steps(longest, steps=10):
     """Return a result whose timings are equal: 10 ms for any size, as the mean of some steps."""
     facts = {"timings_seconds": [0.01] * 3, "timings_steps": [steps] * 3, "longest_steps": longest}
