@@ -6,7 +6,8 @@ Training loops with a data loader: what cubatch recommends and reports, and what
 
 For each loop, two steps in fresh processes:
 
-1. cubatch is called as a user of the loop would, with a small budget.
+1. cubatch is called as a user of the loop would, with a small budget.  The plain loop follows in the same process, at
+   the recommended size: a host that changes its speed within minutes matters less there.
 2. The loop runs without cubatch, in PyTorch, Lightning or Transformers alone.  First two other rules run one batch
    after a warm-up at 2, 4, 8 and so on, until the data set or the budget ends.  Lightning's takes the largest of them,
    "timed once" the fastest.  Then the recommended size, both answers and the powers of two that cubatch tried take
@@ -80,8 +81,8 @@ def _loop(name: str) -> Loop:
     return getattr(importlib.import_module(f"benchmarks.loops.{LOOPS[name]}"), name)()
 
 
-def tune(name: str, budget: float) -> dict[str, Any]:
-    """Call cubatch on a loop and return its recommendation and the wall time of the call."""
+def tune(name: str, *, budget: float, seconds: float, rounds: int) -> dict[str, Any]:
+    """Call cubatch on a loop and return its recommendation, the wall time of the call, and turns of the plain loop."""
     loop, began = _loop(name), time.perf_counter()
     try:
         result = loop.tune(budget)
@@ -89,10 +90,12 @@ def tune(name: str, budget: float) -> dict[str, Any]:
         if not isinstance(error, CubatchError):
             traceback.print_exc()
         return {"error": f"tune: {type(error).__name__}: {error}", "wall_seconds": time.perf_counter() - began}
+    wall, n = time.perf_counter() - began, result.batch_size
+    block = loop.open()
     return {
-        "wall_seconds": time.perf_counter() - began,
+        "wall_seconds": wall,
         "seconds_spent": result.seconds_spent,
-        "recommended": result.batch_size,
+        "recommended": n,
         "reported": result.samples_per_second,
         "step_rate": result.step_samples_per_second,
         "loader_rate": result.loader_samples_per_second,
@@ -100,7 +103,8 @@ def tune(name: str, budget: float) -> dict[str, Any]:
         "reasons": list(result.reasons),
         "measured": {str(n): rate for n, rate in result.loop_rates.items()},
         "largest_measured": result.largest_measured,
-        "error": "" if result.batch_size else f"tune: no recommendation: {result.reasons[0]}",
+        "turns_after": [block(n, seconds) for _ in range(rounds)] if n else [],
+        "error": "" if n else f"tune: no recommendation: {result.reasons[0]}",
     }
 
 
@@ -139,13 +143,11 @@ TASKS = {"tune": tune, "plain": run_plain}
 
 def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return the results of a loop; the key "error" is empty unless something failed."""
-    row = {"loop": name, **in_fresh_process("tune", name, budget=options.budget)}
+    times = {"budget": options.budget, "seconds": options.seconds, "rounds": options.rounds}
+    row = {"loop": name, **in_fresh_process("tune", name, **times)}
     if row["error"]:
         return row
-    plain = in_fresh_process(
-        "plain", name, recommended=row["recommended"], largest=row["largest_measured"], budget=options.budget,
-        seconds=options.seconds, rounds=options.rounds,
-    )  # fmt: skip
+    plain = in_fresh_process("plain", name, recommended=row["recommended"], largest=row["largest_measured"], **times)
     return {**row, **plain}
 
 

@@ -21,10 +21,11 @@ def test_a_loop_is_run_without_cubatch_at_the_sizes_of_each_rule():
 
 def test_a_loop_is_tuned_as_its_user_would():
     """On a busy machine there may be no recommendation within the budget, which is recorded."""
-    row = bench_loops.tune("mlp", budget=3.0)
+    row = bench_loops.tune("mlp", budget=3.0, seconds=0.01, rounds=2)
     assert row["wall_seconds"] > 0
     assert row["measured"]
     assert (row["recommended"] is None) == bool(row["error"])
+    assert len(row["turns_after"]) == (0 if row["error"] else 2)
 
 
 def test_only_loops_that_failed_are_measured_again(tmp_path, monkeypatch):
@@ -33,6 +34,7 @@ def test_only_loops_that_failed_are_measured_again(tmp_path, monkeypatch):
     def ask(task, name, **_):
         asked.append((task, name))
         tuned = {"recommended": 8, "largest_measured": 8, "reported": 1.0, "wall_seconds": 1.0, "error": ""}
+        tuned["turns_after"] = [[8, 1.0]]
         run = {"lightning": 8, "timed_once": 8, "turns": {"8": [[8, 1.0]]}}
         return {"error": "tune: KeyError"} if name == "gan" else tuned if task == "tune" else run
 
