@@ -27,4 +27,6 @@ def serving(result: dict[str, Any]) -> str:
         "difference", "Ray Serve's defaults",
     ]  # fmt: skip
     count = min(row["measured"]["requests"] for row in result["plans"])
-    return page(f"{origin(result)}. 99th percentiles of the latency, of {count:,} requests or more", table(names, rows))
+    server = {"own": "ONNX Runtime behind a socket", "ray": "Ray Serve, behind HTTP"}[result["server"]]
+    caption = f"{origin(result)}. {server}: 99th percentiles of the latency, of {count:,} requests or more"
+    return page(caption, table(names, rows))
