@@ -71,6 +71,7 @@ def training_loops(result: dict[str, Any]) -> str:
     counts = {
         f"reported rate within {percent(RATE_ERROR, 0)}": sum(abs(each.ratio - 1) <= RATE_ERROR for _, each in done),
         "the same of the loop right after": sum(abs(each.ratio_after - 1) <= RATE_ERROR for _, each in done),
+        "the same of both plain loops": sum(abs(each.ratio_after / each.ratio - 1) <= RATE_ERROR for _, each in done),
         f"no other size more than {percent(GAIN, 0)} faster": sum(each.gain <= GAIN for _, each in done),
         f"at most {limit:g} s": sum(row["wall_seconds"] <= limit for row, _ in done),
     }
