@@ -116,6 +116,8 @@ class Inputs:
         unpacks = source is not None and len(lengths) == 1  # a longer list of a larger batch holds its samples
         calls = {n: _call(batch, known["module"], known["loss"], is_batch=unpacks) for n, batch in batches.items()}
         growth = by_difference(calls)
+        if any(each.most for each in growth.values()) and not isinstance(source, batch_sources.DataSetBatches):
+            source = source and batch_sources.TypicalBatches(source)
         largest = max(calls)
         inputs = cls(calls[largest], largest, growth, source, unpacks=unpacks, **known)
         if not any(each.lines for each in growth.values()):
@@ -334,7 +336,7 @@ class Inputs:
     @property
     def is_uneven(self) -> bool:
         """Whether batches are made of samples of unequal length, so that batches of one size differ."""
-        return isinstance(self.source, batch_sources.DataSetBatches) and not self.source.is_even
+        return not getattr(self.source, "is_even", True)
 
     def come_from(self, loader: Any) -> bool:
         """Return whether batches are those of this data loader, with the arguments of a step in each."""

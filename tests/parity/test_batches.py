@@ -12,7 +12,7 @@ import cubatch as cb
 torch = pytest.importorskip("torch")
 
 from cubatch.errors import InvalidArgument  # noqa: E402
-from cubatch.frameworks import loader_rate, module_worker  # noqa: E402
+from cubatch.frameworks import batch_sources, loader_rate, module_worker  # noqa: E402
 from cubatch.frameworks.batch_sources import DataSetBatches  # noqa: E402
 from cubatch.frameworks.torch_inputs import Inputs  # noqa: E402
 from cubatch.frameworks.torch_module import TorchModule  # noqa: E402
@@ -228,6 +228,25 @@ def test_a_few_long_texts_make_the_typical_batch_long():
     """Three of eight batches are 16 times as long: their mean is 6.6 times the short ones, and 0.4 of the long ones."""
     texts = [(torch.zeros(64 if place in {8, 24, 40} else 4), 0) for place in range(64)]
     assert DataSetBatches(texts, padded)(8)[0].shape == (8, 64)
+
+
+def test_a_function_whose_batches_differ_in_length_makes_a_typical_one(monkeypatch):
+    """Lengths are 1 to 64, of a batch as a whole: 32.5 on average; a single draw is off by 16 on average."""
+    monkeypatch.setattr(batch_sources, "_DRAW_SECONDS", 60.0)  # a busy machine makes as many draws
+    draws = torch.Generator().manual_seed(1)
+    buckets = Inputs.of(lambda n: torch.zeros(n, int(torch.randint(1, 65, (), generator=draws))), torch.float32)
+    assert buckets.is_uneven
+    for size in (2, 16, 32, 300):
+        assert abs(buckets.source(size).shape[1] - 32.5) < 8
+
+
+def test_a_function_whose_batches_are_of_equal_length_is_called_once():
+    made = []
+    inputs = Inputs.of(lambda n: made.append(n) or torch.zeros(n, 6), torch.float32)
+    made.clear()
+    inputs.source(24)
+    assert made == [24]
+    assert not inputs.is_uneven
 
 
 def test_samples_of_equal_extents_are_joined_once_and_in_order():
