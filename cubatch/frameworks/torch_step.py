@@ -114,7 +114,7 @@ class StepKind:
                 with contextlib.nullcontext() if place == self.accumulate - 1 else _without_exchange(module):
                     loss = compute_loss()
                     if place == 0:
-                        optimizer.zero_grad(set_to_none=True)
+                        optimizer.zero_grad()
                     loss = loss / self.accumulate if self.accumulate > 1 else loss
                     (loss if scaler is None else scaler.scale(loss)).backward()
             _update(optimizer, scaler)

@@ -82,7 +82,7 @@ ASKED = {"mode": "training", "batches": (8,)}
 class Pair:
     """Steps by no class of PyTorch."""
 
-    def zero_grad(self, set_to_none=True):
+    def zero_grad(self):
         """Do nothing."""
 
     def step(self):

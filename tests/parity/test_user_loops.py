@@ -488,17 +488,18 @@ class Two:
         weight, bias = parameters
         self.both = torch.optim.Adam([weight]), torch.optim.Adam([bias])
 
-    def zero_grad(self, set_to_none=True):
+    def zero_grad(self):
         for each in self.both:
-            each.zero_grad(set_to_none)
+            each.zero_grad()
 
     def step(self):
         for each in self.both:
             each.step()
 
 
-def test_an_optimizer_without_states_of_its_own_is_traced():
+def test_an_optimizer_without_states_of_its_own_runs_and_is_traced():
     """Its two optimizers have Adam's two states of each parameter, as one for all has."""
+    stepped(nn.Linear(8, 3), (8,), optimizer=Two)
     asked = {"mode": "training", "batches": (8,)}
     one = TorchModule(nn.Linear(8, 3), **asked, optimizer="adam").walk(4)
     assert TorchModule(nn.Linear(8, 3), **asked, optimizer=Two).walk(4).parts == one.parts
