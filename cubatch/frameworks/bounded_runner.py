@@ -163,9 +163,10 @@ class BoundedRunner(abc.ABC):
 
     def _measured_plan(self, top: int | None) -> MemoryPlan | None:
         """
-        Return a plan by the measured memory of a small batch, for a module without a trace; None if that fails.
+        Return a plan by the measured memory of small batches, for a module without a trace; None if that fails.
 
-        The batch has two samples, or one if `top`, the largest batch size, is 1; None: no maximum.
+        The first has two samples, or one if `top`, the largest batch size, is 1; None: no maximum.  A second one has
+        twice as many, or what surely fits: their difference is what grows with the batch.
         """
         if self.is_compiled:  # a first step would be compiled outside the budget
             return None
@@ -187,6 +188,9 @@ class BoundedRunner(abc.ABC):
             finally:
                 self.release()
             self._raised = None
+            with contextlib.suppress(Exception):  # it may take multiples only
+                self._learn_of(min(2 * size, most, plan.largest(self._memory_limit, plan.most)))
+            self.release()
             break
         plan.predicted |= plan.measured  # before them, nothing was predicted
         return plan if plan.measured and self._raised is None else None

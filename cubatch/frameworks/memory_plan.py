@@ -45,12 +45,13 @@ class MemoryPlan:
     Predicted bytes of a step by batch size; each measured size improves the prediction.
 
     Args:
-        walked: Traced bytes of a step by batch size.
+        walked: Traced bytes of a step by batch size, or a guess that is replaced once two sizes were measured.
         grain: Resolution of a measurement in bytes: code and stacks of this size do not grow with the batch.
         scatter: Share by which the bytes that grow with the batch may exceed the prediction by chance: freed blocks are
             not always reused.
         doubt: Share of the extrapolated bytes by which a step may exceed the prediction.
-        is_traced: Whether `walked` comes from a trace; without one, sizes below all measured ones are unknown.
+        is_traced: Whether `walked` comes from a trace; without one, sizes below all measured ones are unknown. The
+            line through the smallest and the largest measured size then replaces it.
 
     Attributes:
         measured: Measured bytes by batch size.
@@ -62,9 +63,8 @@ class MemoryPlan:
     def __init__(
         self, walked: Peaks, grain: int, scatter: float, *, doubt: float = DOUBT, is_traced: bool = True
     ) -> None:  # fmt: skip
-        self._walked, self._grain, self._scatter, self._doubt = walked, grain, scatter, doubt
-        self._is_traced = is_traced
-        self._fixed = min(max(0, walked.at(0)), walked.at(1))
+        self._grain, self._scatter, self._doubt, self._is_traced = grain, scatter, doubt, is_traced
+        self._expect(walked)
         self.multiple = math.gcd(*walked.known)
         self.measured: dict[int, int] = {}
         self.predicted: dict[int, int | None] = {}
@@ -82,6 +82,13 @@ class MemoryPlan:
         if walked - self._grain < num_bytes < walked:
             num_bytes = walked
         self.measured[batch_size] = max(num_bytes, self.measured.get(batch_size, 0))
+        if not self._is_traced and len(self.measured) > 1:
+            small, large = min(self.measured), max(self.measured)
+            low, high = self.measured[small], self.measured[large]
+            self._expect(Peaks({small: low, large: max(high, low + self._grain)}))
+
+    def _expect(self, walked: Peaks) -> None:
+        self._walked, self._fixed = walked, min(max(0, walked.at(0)), walked.at(1))
 
     @property
     def is_rough(self) -> bool:

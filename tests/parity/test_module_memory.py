@@ -127,6 +127,24 @@ def test_sizes_that_a_module_does_not_take_do_not_keep_its_memory_from_being_kno
     assert any("could not be traced" in reason for reason in result.reasons) == reads
 
 
+class Unseen(Sized):
+    """Reads values, so that it cannot be traced."""
+
+    def forward(self, x):
+        float(x.sum().numpy())
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("listed", [{"batch_sizes": [4, 32, 350]}, {}], ids=["listed", "searched"])
+def test_without_a_trace_memory_that_does_not_grow_is_told_from_what_does(on_device, listed):
+    """A step of two takes as much as 62 samples, of which 60 do not grow; 16 times as many as that would not fit."""
+    module = Unseen()
+    takes = on_device(module, 60 * BATCH, 0)
+    result = tuned(module, memory_limit=takes(400), **listed)
+    assert max(module.sizes) == 350 if listed else 240 < max(module.sizes) <= 400
+    assert result.largest_batch_size == pytest.approx(400, rel=0.1)
+
+
 def test_memory_is_learned_at_sizes_that_a_module_takes(on_device):
     """The nearest one to 88 that is sure to fit may be no multiple of 8, and the error was that of 88."""
     module = Eights(reads=False)

@@ -127,6 +127,9 @@ class BoundedSubject(Subject):
             raise self._does_not_fit(look["first"] or 0, memory.bytes)
         else:
             ladder = of_memory(request, memory, largest, runner.predicted)
+            if why_not and request.batch_sizes:  # small steps say little: the runner runs more before it refuses
+                opened = tuple(attrs.evolve(step, over_limit=False) for step in ladder.candidates)
+                ladder = attrs.evolve(ladder, candidates=opened)
         if look.get("is_compiled") and request.batch_sizes is None and len(ladder.candidates) > 1:
             ladder, without_one = _without_one(ladder, request)
             notes += without_one

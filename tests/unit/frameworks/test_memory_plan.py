@@ -37,6 +37,17 @@ def test_without_a_trace_sizes_below_all_measured_ones_are_unknown():
     assert made().known_at(1) == made().at(1)
 
 
+def test_without_a_trace_a_line_through_the_measured_sizes_replaces_the_guess():
+    """60 MiB and 1/4 MiB a sample; by the guess all that the first step took would grow with its two samples."""
+    plan = MemoryPlan(Peaks({1: 500 * MIB, 2: 1000 * MIB}), grain=MIB, scatter=0.2, is_traced=False)
+    plan.learn(2, 60 * MIB)
+    assert plan.at(66) > 1000 * MIB
+    plan.learn(66, 76 * MIB)
+    plan.learn(34, 68 * MIB)
+    assert plan.at(1026) == pytest.approx(316 * MIB, rel=0.02)
+    assert plan.most(1026) > 316 * MIB
+
+
 def test_growth_of_less_than_four_grains_is_rough():
     """A meter that is 16 MiB off makes at most a quarter of 64 MiB; what does not grow with the batch is left out."""
     plan = made(grain=16 * MIB)
