@@ -126,6 +126,9 @@ def kept_attributes(module: Any) -> Iterator[None]:
 def put_back(tensor: Any, before: Any) -> None:
     """Copy `before` into a tensor unless both are equal: unmodified memory may be a read-only file mapping."""
     with torch.no_grad(), torch.inference_mode(tensor.is_inference()):
+        if tensor.shape != before.shape:  # a step resized it, as observers of quantization do
+            tensor.data = before.clone()
+            return
         if _has_bits(tensor):
             if torch.equal(_bits(tensor.to(before.device)), _bits(before)):
                 return

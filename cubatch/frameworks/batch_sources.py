@@ -18,9 +18,10 @@ from cubatch.frameworks.lazy_torch import torch
 
 FIELD = "batches"
 INPUTS = (
-    "batches is the shape of one sample without the batch, such as (3, 224, 224), where PyTorch has channels "
-    "first; or a batch of tensors, those of several arguments in a tuple or, by name, a dict. A list is one argument: "
-    "pass the batch of a data loader as tuple(batch), or the loader itself."
+    "batches is a function from a batch size to (arguments, ..., targets), as your loop passes them on; the shape of "
+    "one sample without the batch, such as (3, 224, 224), where PyTorch has channels first; or a batch of tensors, "
+    "those of several arguments in a tuple or, by name, a dict. A list is one argument: pass the batch of a data "
+    "loader as tuple(batch), or the loader itself."
 )
 """It names an argument of the Python function; the command line replaces it by its options."""
 ALLOWED = (

@@ -433,8 +433,10 @@ def _call(given: Any, module: Any, loss: Any, *, is_batch: bool) -> Call:
     if not is_tuple and not (is_batch and isinstance(given, list)):
         return Call((given,), {})
     positional = tuple(given)
-    if len(positional) == 2 and isinstance(positional[0], tuple | list) and _is_keywords(positional[1], module):  # noqa: PLR2004
-        return Call(tuple(positional[0]), dict(positional[1]))
+    if len(positional) == 2 and isinstance(positional[0], tuple | list):  # noqa: PLR2004
+        first, second = positional
+        if _is_keywords(second, module, len(first)):
+            return Call(tuple(first), dict(second))
     is_loop = len(positional) > 1 and _fits(loss, len(positional))
     if is_loop and _is_keywords(positional[0], module):
         return Call((), dict(positional[0]), positional[1:])
@@ -469,9 +471,11 @@ def _call_of_mapping(given: Mapping[Any, Any], module: Any) -> Call:
     raise InvalidArgument(batch_sources.FIELD, words, f"keyword arguments: {', '.join(names)}", _AS_IN_LOOP)
 
 
-def _is_keywords(value: Any, module: Any) -> bool:
-    names = _parameters(module) if module is not None else ()
-    return isinstance(value, dict) and bool(value) and all(key in names for key in value)
+def _is_keywords(value: Any, module: Any, count: int = 0) -> bool:
+    """Return whether a value is a dict of keyword arguments of a module, after `count` positional ones."""
+    if not isinstance(value, dict) or not value or module is None:
+        return False
+    return all(key in _parameters(module) for key in value) or takes(module, count, value)
 
 
 def draw_batches(source: Source, sizes: Sequence[int] = DRAWN_SIZES) -> Drawn:

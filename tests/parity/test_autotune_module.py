@@ -339,7 +339,7 @@ def test_inputs_that_no_size_takes_are_told_by_their_name(sizes, shape):
     """Of another shape, or with the batch left in: nothing could be measured, and no size is advised to be left out."""
     with pytest.raises(cb.NothingMeasured) as caught:
         cb.autotune_module(Recorder(), shape, device="cpu", budget=10.0, **sizes)
-    assert "batches is the shape" in caught.value.remedy
+    assert "batches is a function" in caught.value.remedy
     assert "batch_sizes" not in caught.value.remedy
 
 

@@ -240,6 +240,19 @@ def test_a_function_whose_batches_differ_in_length_makes_a_typical_one(monkeypat
         assert abs(buckets.source(size).shape[1] - 32.5) < 8
 
 
+class AnyArguments(nn.Module):
+    """A wrapper without names of its own, as of AveragedModel."""
+
+    def forward(self, *args, **kwargs):
+        return sum(args) + kwargs["bias"]
+
+
+def test_a_module_of_any_arguments_gets_keywords_beside_positional_ones():
+    made = lambda n: ((torch.zeros(n, 3),), {"bias": torch.zeros(n, 3)})  # noqa: E731
+    call = Inputs.of(made, torch.float32, module=AnyArguments()).call
+    assert (len(call.positional), list(call.keyword), call.targets) == (1, ["bias"], ())
+
+
 def test_a_function_whose_batches_are_of_equal_length_is_called_once():
     made = []
     inputs = Inputs.of(lambda n: made.append(n) or torch.zeros(n, 6), torch.float32)

@@ -236,7 +236,7 @@ def test_inputs_that_do_not_fit_are_told_by_the_option(run, model, asked, wrong,
     err = " ".join(err.split())
     assert code != 0
     assert told in err
-    assert "batches is the shape" not in err
+    assert "batches is a function" not in err
     assert "loss is called" not in err
 
 

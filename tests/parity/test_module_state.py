@@ -152,6 +152,27 @@ def test_an_expanded_buffer_that_a_step_wrote_to_is_put_back():
     assert (module.scale.tolist(), module.scale.stride()) == ([1.0, 1.0], (0,))
 
 
+class Observed(nn.Linear):
+    """Resizes a buffer in its first step, as observers of quantization do."""
+
+    def __init__(self):
+        super().__init__(2, 2)
+        self.register_buffer("least", torch.tensor([]))
+
+    def forward(self, x):
+        made = super().forward(x)
+        if not self.least.numel():
+            self.least.resize_(2)
+        self.least.copy_(made.detach().amin(0))
+        return made
+
+
+def test_a_buffer_that_a_step_resized_is_put_back():
+    module = Observed()
+    cb.autotune_module(module, (2,), mode="training", device="cpu", batch_sizes=[2, 4], budget=5.0)
+    assert not module.least.numel()
+
+
 def test_a_buffer_made_in_inference_mode_is_put_back():
     """Steps in that mode write to it, as to any other buffer."""
     module = nn.Linear(2, 2)
