@@ -109,9 +109,9 @@ def footprint(
 
 def max_batch_size(
     spec: SpecLike | Any,
-    memory: int | str,
-    *,
     batches: Any = None,
+    *,
+    memory: int | str = "100%",
     mode: Mode = "inference",
     dtype: Dtype = "float32",
     optimizer: Optimizer | ModuleOptimizer = "sgd",
@@ -130,9 +130,9 @@ def max_batch_size(
 
     Args:
         spec: As for `footprint`.
+        batches: For a module only: its batches, as for `autotune_module`.
         memory: The limit in bytes, "12GiB", or "80%" of the free memory of the device. `footprint(...).total` is within
             it, for a module on a GPU with the CUDA context.
-        batches: For a module only: its batches, as for `autotune_module`.
         mode, dtype, optimizer, recompute, device, library: As for `footprint`.
         target_batch_size: Samples per optimizer step, for training a network. Only its divisors count; smaller batches
             also need memory for the sum of their gradients. None: any size, one batch per step.
@@ -150,11 +150,11 @@ def max_batch_size(
 
     Example:
         >>> options = {"mode": "training", "device": "v100-sxm2-16gb"}
-        >>> most = max_batch_size("resnet50", "12GiB", **options)
+        >>> most = max_batch_size("resnet50", memory="12GiB", **options)
         >>> totals = [footprint("resnet50", batch_size=n, **options).total for n in (most, most + 1)]
         >>> totals[0] <= 12 * 2**30 < totals[1]
         True
-        >>> max_batch_size(torch.nn.LSTM(64, 64), "12GiB", batches=(100, 64))         # doctest: +SKIP
+        >>> max_batch_size(torch.nn.LSTM(64, 64), (100, 64), memory="12GiB")                 # doctest: +SKIP
     """
     target = probe.resolve(device, live=False)
     options: dict[str, Any] = {
@@ -269,6 +269,8 @@ def is_module(spec: Any, batches: Any) -> bool:
         if batches is None:
             raise InvalidArgument("batches", None, batch_sources.ALLOWED)
         return True
+    if batches is not None and isinstance(spec, str) and ":" not in spec:
+        raise InvalidArgument("batches", batches, f"left out for the network {spec!r}, to which it does not apply")
     return batches is not None
 
 

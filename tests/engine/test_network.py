@@ -142,7 +142,7 @@ def test_training_with_a_batch_that_does_not_fit_says_what_does(monkeypatch):
 def test_a_refusal_by_the_plan_names_the_largest_tensor_too():
     """case: oom-shape. Where not even one sample fits: layer, tensor, shape and which axis is the batch."""
     with pytest.raises(DoesNotFit) as caught:
-        step_memory.max_batch_size("vgg16", "100MiB", mode="training", device="t4")
+        step_memory.max_batch_size("vgg16", memory="100MiB", mode="training", device="t4")
     error = caught.value
     assert "the largest tensor is conv1_1.y (1, 224, 224, 64) of layer conv1_1, axis 0 is the batch, 12.25 MiB" in str(
         error

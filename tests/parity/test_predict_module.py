@@ -190,7 +190,7 @@ def test_the_largest_batch_is_that_of_the_footprint():
     make, batches = MODULES["U-Net"]
     module, options = make(), {"mode": "training", "optimizer": "adam"}
     found = cb.predict(module, batches, device="t4", memory_limit="64MiB", **options)
-    assert found.largest_batch_size == cb.max_batch_size(module, "64MiB", batches=batches, **options)
+    assert found.largest_batch_size == cb.max_batch_size(module, memory="64MiB", batches=batches, **options)
     assert max(found.seconds) == found.largest_batch_size
     with pytest.raises(DoesNotFit):
         cb.predict(module, batches, device="t4", memory_limit="64KiB", **options)

@@ -459,7 +459,7 @@ def test_an_input_that_is_the_same_at_all_sizes_counts_once():
         taken = cb.footprint(Masked(), lambda n, c=constant: (torch.zeros(n, 64), c), batch_size=32)
         assert taken.inputs == 4 * (512 * 512 + 32 * 64)
     with pytest.raises(cb.DoesNotFit):
-        cb.max_batch_size(Masked(), "1MiB", batches=lambda n: (torch.zeros(n, 64), mask))
+        cb.max_batch_size(Masked(), memory="1MiB", batches=lambda n: (torch.zeros(n, 64), mask))
 
 
 def test_activations_are_those_of_the_submodules_that_made_them():
@@ -611,7 +611,7 @@ def test_a_module_on_the_meta_device_is_predicted_as_its_twin_on_the_cpu(make, b
     options = {"mode": "training", "optimizer": "adam", "autocast": "bfloat16"}
     for module in (absent, make()):
         taken = cb.footprint(module, batches, batch_size=24, **options)
-        most = cb.max_batch_size(module, "40MiB", batches=batches, **options)
+        most = cb.max_batch_size(module, memory="40MiB", batches=batches, **options)
         forecast = cb.predict(module, batches, device="t4", batch_sizes=[8], memory_limit="40MiB", **options)
         if module is absent:
             wanted = taken, most, forecast.seconds
@@ -669,7 +669,7 @@ def test_a_cache_of_keys_and_values_is_an_input(kind):
     assert found.total > cached
     example = batches(2)
     assert cb.footprint(Continuing(), example, batch_size=24).total == found.total
-    largest = cb.max_batch_size(Continuing(), "64MiB", batches=batches)
+    largest = cb.max_batch_size(Continuing(), memory="64MiB", batches=batches)
     totals = [cb.footprint(Continuing(), batches, batch_size=n).total for n in (largest, largest + 1)]
     assert totals[0] <= 64 * 2**20 < totals[1]
 
@@ -776,11 +776,11 @@ def test_the_largest_batch_fits_and_the_next_does_not(name, limit, device):
     """By the footprint of both, in training; on a GPU with its context."""
     make, batches = MODULES[name]
     module, options = make(), {"mode": "training", "optimizer": "adam", "device": device}
-    largest = cb.max_batch_size(module, limit, batches=batches, **options)
+    largest = cb.max_batch_size(module, memory=limit, batches=batches, **options)
     assert cb.footprint(module, batches, batch_size=largest, **options).total <= limit
     assert cb.footprint(module, batches, batch_size=largest + 1, **options).total > limit
     with pytest.raises(DoesNotFit):
-        cb.max_batch_size(module, "64KiB", batches=batches, **options)
+        cb.max_batch_size(module, memory="64KiB", batches=batches, **options)
 
 
 def test_the_largest_batch_on_a_gpu_takes_four_traces(monkeypatch):
@@ -794,7 +794,7 @@ def test_the_largest_batch_on_a_gpu_takes_four_traces(monkeypatch):
     monkeypatch.setattr(torch_memory, "walked", watched)
     (make, batches), options = MODULES["adapters"], {"mode": "training", "optimizer": "adam", "device": "t4"}
     module = make()
-    largest = cb.max_batch_size(module, "2GiB", batches=batches, **options)
+    largest = cb.max_batch_size(module, memory="2GiB", batches=batches, **options)
     assert traced == [2, 16, largest, largest + 1]
     totals = [cb.footprint(module, batches, batch_size=n, **options).total for n in (largest, largest + 1)]
     assert totals[0] <= 2**31 < totals[1]
@@ -826,7 +826,7 @@ class Growing(nn.Module):
 def test_the_largest_batch_is_right_where_operations_depend_on_the_size(make, features):
     """The storages of two small sizes do not give those of a large one, so that more sizes are traced."""
     module = make()
-    largest = cb.max_batch_size(module, "32MiB", batches=(features,), mode="training")
+    largest = cb.max_batch_size(module, memory="32MiB", batches=(features,), mode="training")
     totals = [cb.footprint(module, (features,), batch_size=n, mode="training").total for n in (largest, largest + 1)]
     assert totals[0] <= 2**25 < totals[1]
 
@@ -842,7 +842,7 @@ def test_the_largest_batch_is_right_where_memory_falls_just_above_the_limit():
     """The line of small sizes meets the limit at 40 samples, and more fit."""
     taken = lambda n: cb.footprint(Falling(), (64,), batch_size=n).total  # noqa: E731
     limit = taken(40)
-    largest = cb.max_batch_size(Falling(), limit, batches=(64,))
+    largest = cb.max_batch_size(Falling(), memory=limit, batches=(64,))
     assert taken(41) < limit
     assert largest > 41
     assert taken(largest) <= limit < taken(largest + 1)
@@ -866,18 +866,18 @@ class Multiples(nn.Module):
 def test_the_largest_batch_is_a_multiple_where_a_module_takes_no_other(number, least, device):
     """BLIP#101: traces of 2 samples, and of the sizes around the answer, raised."""
     module, options = Multiples(number, least), {"mode": "training", "device": device}
-    largest = cb.max_batch_size(module, "1GiB", batches=(2**14,), **options)
+    largest = cb.max_batch_size(module, memory="1GiB", batches=(2**14,), **options)
     totals = [cb.footprint(module, (2**14,), batch_size=n, **options).total for n in (largest, largest + number)]
     assert totals[0] <= 2**30 < totals[1]
     with pytest.raises(DoesNotFit) as caught:
-        cb.max_batch_size(module, "64KiB", batches=(2**14,), **options)
+        cb.max_batch_size(module, memory="64KiB", batches=(2**14,), **options)
     assert caught.value.needed_bytes == cb.footprint(module, (2**14,), batch_size=least, **options).total
 
 
 def test_a_module_that_takes_no_size_is_refused_with_its_first_error():
     """Of 2 samples, as those of other sizes say the same."""
     with pytest.raises(cb.InvalidArgument, match="ValueError: 2 samples"):
-        cb.max_batch_size(Multiples(1, 10**6), "1GiB", batches=(8,))
+        cb.max_batch_size(Multiples(1, 10**6), memory="1GiB", batches=(8,))
 
 
 def test_on_a_gpu_the_parts_are_those_of_the_tensors_and_of_its_allocator():
@@ -970,7 +970,7 @@ def test_the_command_gives_the_footprint_and_the_largest_batch(named, monkeypatc
     for mode, facts in found["modes"].items():
         options = adam(mode) | ({"accumulate": 2} if mode == "training" else {})
         assert facts["footprint"] == cb.footprint(layer, (64,), batch_size=10, **options).to_mapping()
-        assert facts["max_batch_size"] == cb.max_batch_size(layer, "1MiB", batches=(64,), **options)
+        assert facts["max_batch_size"] == cb.max_batch_size(layer, memory="1MiB", batches=(64,), **options)
         assert (facts["fits"], facts["rules_of_thumb"]) == (True, [])
     code, text, _ = run(*asked, "--batch-size", "10")
     assert "by the trace: " in " ".join(text.split())

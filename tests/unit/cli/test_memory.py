@@ -39,7 +39,7 @@ def test_memory_json_agrees_with_the_library(run):
         assert facts["footprint"] == json.loads(
             json.dumps(cubatch.footprint("mlp", batch_size=8, mode=mode, device="cpu").to_mapping())
         )
-        assert facts["max_batch_size"] == cubatch.max_batch_size("mlp", "1GiB", mode=mode, device="cpu")
+        assert facts["max_batch_size"] == cubatch.max_batch_size("mlp", memory="1GiB", mode=mode, device="cpu")
 
 
 def test_memory_of_a_target_is_that_of_training_beside_the_sum(run):
@@ -51,7 +51,7 @@ def test_memory_of_a_target_is_that_of_training_beside_the_sum(run):
     assert code == 0
     assert set(found) == {"training"}
     assert found["training"]["footprint"]["total"] == cubatch.footprint("mlp", batch_size=8, **options).total
-    assert found["training"]["max_batch_size"] == cubatch.max_batch_size("mlp", "1GiB", **options) == 32
+    assert found["training"]["max_batch_size"] == cubatch.max_batch_size("mlp", memory="1GiB", **options) == 32
     out = " ".join(run(*arguments, "--target-batch-size", "32")[1].split())
     assert "batch 8 of 32" in out
     # A formula of memory knows nothing of what divides 32: beside it the plan's 32 would tell of no error.
@@ -98,7 +98,7 @@ def test_several_devices_share_a_table_with_what_an_hour_costs(run, tmp_path):
     """Each has its own limit and largest batch, as alone; the cheapest on which the batch fits is named."""
     (tmp_path / "prices.toml").write_text(PRICES)
     limit = memory_limit(probe.resolve("t4", live=False)).bytes
-    size = cubatch.max_batch_size("resnet50", limit, mode="training", device="t4") + 1
+    size = cubatch.max_batch_size("resnet50", memory=limit, mode="training", device="t4") + 1
     asked = ["memory", "resnet50", "--batch-size", size, "--mode", "training", "--prices", tmp_path / "prices.toml"]
     code, text, _ = run(*asked, "--device", "t4,l4", "--json", "-")
     rows = {row["device"]: row for row in json.loads(text)["devices"]}
@@ -107,7 +107,7 @@ def test_several_devices_share_a_table_with_what_an_hour_costs(run, tmp_path):
         options = {"mode": "training", "device": name}
         assert row["memory"] == memory_limit(probe.resolve(name, live=False)).bytes
         (mode,) = row["modes"].values()
-        assert mode["max_batch_size"] == cubatch.max_batch_size("resnet50", row["memory"], **options)
+        assert mode["max_batch_size"] == cubatch.max_batch_size("resnet50", memory=row["memory"], **options)
         assert mode["fits"] == (cubatch.footprint("resnet50", batch_size=size, **options).total <= row["memory"])
     assert [row["price_per_hour"] for row in rows.values()] == [0.35, 0.71]
     code, text, err = run(*asked, "--device", "t4,l4,a40")

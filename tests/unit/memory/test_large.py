@@ -110,7 +110,7 @@ def test_a_network_of_thousands_of_layers_is_planned(options):
 def test_the_largest_batch_of_a_deep_network_is_found():
     """By plans of many sizes, each in a second or less."""
     net = chain(1000)
-    most = max_batch_size(net, "64MiB", mode="training", device="cpu")
+    most = max_batch_size(net, memory="64MiB", mode="training", device="cpu")
     totals = [footprint(net, batch_size=n, mode="training", device="cpu").total for n in (most, most + 1)]
     assert totals[0] <= 64 * 2**20 < totals[1]
 

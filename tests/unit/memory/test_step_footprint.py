@@ -137,7 +137,9 @@ def test_half_precision_halves_activations_and_keeps_master_weights(dtype):
 def test_the_largest_batch_in_16_bits_is_nearly_twice_that_of_float32():
     """It is read off the same plan: it fits, the next does not, and activations have half the bytes."""
     options = {"mode": "training", "device": V100}
-    most = {dtype: max_batch_size("resnet50", "12GiB", dtype=dtype, **options) for dtype in ("float32", "float16")}
+    most = {
+        dtype: max_batch_size("resnet50", memory="12GiB", dtype=dtype, **options) for dtype in ("float32", "float16")
+    }
     assert 1.9 * most["float32"] < most["float16"] < 2.1 * most["float32"]
     fits, beyond = (
         footprint("resnet50", batch_size=n, dtype="float16", **options).total
@@ -152,7 +154,9 @@ def test_recompute_lowers_the_plan():
     kept, again = footprint("resnet50", **options), footprint("resnet50", recompute=True, **options)
     assert again.total < 0.6 * kept.total
     assert again.elements_per_sample == kept.elements_per_sample
-    most = {r: max_batch_size("resnet50", "8GiB", mode="training", device=V100, recompute=r) for r in (False, True)}
+    most = {
+        r: max_batch_size("resnet50", memory="8GiB", mode="training", device=V100, recompute=r) for r in (False, True)
+    }
     assert most[True] > 1.5 * most[False]
 
 
@@ -191,7 +195,7 @@ def test_the_largest_batch_is_the_largest(spec, number, mode, recompute, share):
     limit = int(planned[0] + share * (max(planned[:100]) - planned[0]))
     optimizer = "momentum" if mode == "training" else "sgd"
     options = {"mode": mode, "optimizer": optimizer, "recompute": recompute, "device": DEVICES[number]}
-    most = max_batch_size(spec, limit, **options)
+    most = max_batch_size(spec, memory=limit, **options)
     assert planned[most - 1] <= limit
     assert all(total > limit for total in planned[most : most + 16])
 
@@ -235,9 +239,9 @@ def test_the_largest_batch_of_a_step_divides_it_and_fits_beside_the_sum(dtype, l
     totals = {n: footprint(BRANCHED, batch_size=n, target_batch_size=60, **options).total for n in sizes}
     for limit in sorted(totals.values()):
         want = max(n for n in sizes if totals[n] <= limit)
-        assert max_batch_size(BRANCHED, limit, target_batch_size=60, **options) == want
+        assert max_batch_size(BRANCHED, memory=limit, target_batch_size=60, **options) == want
     with pytest.raises(errors.DoesNotFit):
-        max_batch_size(BRANCHED, min(totals.values()) - 1, target_batch_size=60, **options)
+        max_batch_size(BRANCHED, memory=min(totals.values()) - 1, target_batch_size=60, **options)
     rules = rules_of_thumb(BRANCHED, batch_size=6, memory=totals[6], target_batch_size=60, **options)
     assert {rule.computed for rule in rules if rule.unit == "bytes"} == {totals[6]}
 
@@ -254,7 +258,10 @@ def test_the_largest_batch_of_a_step_divides_it_and_fits_beside_the_sum(dtype, l
 def test_a_target_that_makes_no_sense_is_refused(spec, options):
     """It is the size of a step of a network that is trained."""
     options = {"mode": "training", "device": "cpu"} | options
-    for ask in (functools.partial(footprint, spec, batch_size=1), functools.partial(max_batch_size, spec, "1GiB")):
+    for ask in (
+        functools.partial(footprint, spec, batch_size=1),
+        functools.partial(max_batch_size, spec, memory="1GiB"),
+    ):
         with pytest.raises(errors.InvalidArgument, match="target_batch_size"):
             ask(**options)
 
@@ -269,30 +276,36 @@ def test_a_target_that_batches_do_not_make_says_what_would_do():
 
 def test_no_memory_is_too_large():
     """A memory that holds every batch gives the largest number a batch can have."""
-    assert max_batch_size("lenet5", 2**62, device=V100, mode="inference") == MAX_BATCH_SIZE == 2**31 - 1
+    assert max_batch_size("lenet5", memory=2**62, device=V100, mode="inference") == MAX_BATCH_SIZE == 2**31 - 1
 
 
 def test_sizes_and_percentages(monkeypatch):
     """Text and bytes mean the same; a percentage is one of what is free, also where a run would be given less."""
     monkeypatch.setattr(host, "available_memory_bytes", lambda: 4 * 2**30)
     monkeypatch.setattr(host, "cgroup_left_bytes", lambda: 2 * 2**30)
-    most = functools.partial(max_batch_size, "mnist-cnn", mode="training", device="cpu")
+    most = lambda memory: max_batch_size("mnist-cnn", memory=memory, mode="training", device="cpu")  # noqa: E731
     assert most("1GiB") == most(2**30) == most("50%") == most(" 50 % ")
     assert most("100%") == most(2 * 2**30) > most("80%") == most(int(0.8 * 2 * 2**30))
 
 
 def test_all_of_a_gpu_is_its_own_memory():
     """100 % of a V100 that is not here are the 16 GiB of its data sheet, with what CUDA itself would take of them."""
-    most = functools.partial(max_batch_size, "mnist-cnn", mode="training", device="v100-sxm2-16gb")
-    assert most("100%") == most("16GiB") > most("80%")
+    options = {"mode": "training", "device": V100}
+    most = lambda memory: max_batch_size("mnist-cnn", memory=memory, **options)  # noqa: E731
+    assert max_batch_size("mnist-cnn", **options) == most("100%") == most("16GiB") > most("80%")
+
+
+def test_a_limit_in_place_of_batches_is_rejected_by_name():
+    with pytest.raises(errors.InvalidArgument, match="left out for the network 'mlp'"):
+        max_batch_size("mlp", "12GiB")
 
 
 def test_one_sample_too_many():
     """Where not even one sample fits, the error holds what is needed and what there is, and pickles."""
     one = footprint("resnet18", batch_size=1, device=V100, mode="inference").total
-    assert max_batch_size("resnet18", one, device=V100, mode="inference") == 1
+    assert max_batch_size("resnet18", memory=one, device=V100, mode="inference") == 1
     with pytest.raises(errors.DoesNotFit) as caught:
-        max_batch_size("resnet18", one - 1, device=V100, mode="inference")
+        max_batch_size("resnet18", memory=one - 1, device=V100, mode="inference")
     error = caught.value
     assert isinstance(error, MemoryError)
     assert (error.needed_bytes, error.available_bytes) == (one, one - 1)
@@ -315,7 +328,7 @@ def test_a_batch_size_that_makes_no_sense_is_refused(value):
 @pytest.mark.parametrize("value", [0, -1, 1.5, math.nan, "", "12XB", "-3GiB", "0%", "101%", None, True])
 def test_a_memory_that_is_no_size_is_refused(value):
     """The same for sizes, by max_batch_size and by the rules of thumb."""
-    calls = [functools.partial(max_batch_size, "mlp", value, device="cpu")]
+    calls = [functools.partial(max_batch_size, "mlp", memory=value, device="cpu")]
     if value is not None:  # which leaves the rule out
         calls.append(functools.partial(rules_of_thumb, "mlp", memory=value, device="cpu"))
     for call in calls:
@@ -349,7 +362,7 @@ def test_the_rules_of_thumb_by_hand():
     assert rules["4.5x the file"].value == 2_365_380
     assert rules["max batch formula"].value == 12 * 2**30 // 4 // (1820 + 131_410) == 24_177
     planned = footprint("mlp", batch_size=256, mode="training", device=ONE).total
-    most = max_batch_size("mlp", "12GiB", mode="training", device=ONE)
+    most = max_batch_size("mlp", memory="12GiB", mode="training", device=ONE)
     assert {rules[f"{factor}x the file"].computed for factor in ("2", "3", "4.5")} == {planned}
     assert rules["max batch formula"].computed == most
     assert rules["textbook count"].computed == 465_920 + 256  # the labels

@@ -68,7 +68,7 @@ def test_candidates_and_limits_are_those_of_the_ladder_and_the_plan():
     listed = ladder.candidates("mnist-cnn", device=V100, **options)
     assert [(c.batch_size, c.reasons) for c in found.candidates] == [(c.batch_size, c.reasons) for c in listed]
     assert found.largest_batch_size == step_memory.max_batch_size(
-        "mnist-cnn", hardware_memory.memory_limit(V100).bytes, device=V100, **options
+        "mnist-cnn", memory=hardware_memory.memory_limit(V100).bytes, device=V100, **options
     )
     assert found.optimizer == "adam"
     net = models.build("mnist-cnn")

@@ -40,7 +40,7 @@ def reasons(found: list[Candidate], size: int) -> tuple[str, ...]:
 
 def largest(spec: Any, limit: int | str, **options: Any) -> int:
     """Find the largest batch that fits by trying: doubling, then one by one from below."""
-    return step_memory.max_batch_size(spec, limit, device=V100, **{"mode": "inference"} | options)
+    return step_memory.max_batch_size(spec, memory=limit, device=V100, **{"mode": "inference"} | options)
 
 
 # --- the rules on a GPU --------------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ def test_every_ladder_keeps_its_bounds(
         memory_limit = min(memory_limit, 2**29)
     room = hardware_memory.memory_limit(probe.resolve(device, live=False), memory_limit).bytes
     assume(step_memory.footprint(net, batch_size=1, **options).total <= room)
-    fits = step_memory.max_batch_size(net, room, **options)
+    fits = step_memory.max_batch_size(net, memory=room, **options)
     try:
         before, ladder.MOST = ladder.MOST, 10**6
         everything = ladder.candidates(net, max_batch_size=top, memory_limit=room, **options)

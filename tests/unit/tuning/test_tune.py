@@ -62,7 +62,7 @@ def test_candidates_come_from_the_plan_and_the_largest_ignores_max_batch_size(vi
     result = tune(batch_sizes=None, max_batch_size=10, memory_limit=limit)
     assert [m.batch_size for m in result.measurements] == [1, 2, 3, 4, 6, 8, 10]
     assert result.measurements[-1].reasons == ("max_batch_size",)
-    assert result.largest_batch_size == max_batch_size("mlp", limit, device="cpu", mode="inference")
+    assert result.largest_batch_size == max_batch_size("mlp", memory=limit, device="cpu", mode="inference")
     assert result.largest_batch_size >= 1000 > result.largest_measured == 10
     assert result.limits == {"max_batch_size": 10, "memory_bytes": limit, "latency_seconds": None}
 
@@ -80,7 +80,7 @@ def test_a_memory_limit_as_text_bounds_the_candidates(virtual, monkeypatch):
         assert (result.batch_size, result.fastest_batch_size) == (None, 16)  # it was compared with no other size
         assert result.decided_by == "batch_sizes"  # it holds nothing near the limit
         assert result.limits["memory_bytes"] == 2**22
-        assert result.largest_batch_size == max_batch_size("mlp", 2**22, device="cpu", mode="inference")
+        assert result.largest_batch_size == max_batch_size("mlp", memory=2**22, device="cpu", mode="inference")
 
 
 def test_a_limit_above_what_is_free_is_lowered_and_said(virtual, monkeypatch):

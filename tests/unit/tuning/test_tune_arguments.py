@@ -120,4 +120,6 @@ def test_integers_of_numpy_ask_the_same_question(tmp_path, virtual):
     result = tune(store=tmp_path / "kept", **others)
     assert any("Answered from the store" in reason for reason in result.reasons)
     assert (result.seed, json.loads(result.to_json())["limits"]["memory_bytes"]) == (3, 2**26)
-    assert max_batch_size("mlp", np.int32(2**26), device="cpu") == max_batch_size("mlp", "64MiB", device="cpu")
+    assert max_batch_size("mlp", memory=np.int32(2**26), device="cpu") == max_batch_size(
+        "mlp", memory="64MiB", device="cpu"
+    )

@@ -173,7 +173,7 @@ def test_a_rerun_with_less_memory_refuses_only_what_no_longer_fits(tmp_path, mon
     result = tune(batch_sizes=[4, 2000], **options)
     assert statuses(result) == {4: "ok", 2000: "over_limit"}
     today = hardware_memory.memory_limit(probe.device("cpu"), "1GiB").bytes
-    largest = max_batch_size("mlp", today, device="cpu", mode="inference")
+    largest = max_batch_size("mlp", memory=today, device="cpu", mode="inference")
     assert (result.limits["memory_bytes"], result.largest_batch_size) == (today, largest)
 
 
